@@ -1,0 +1,56 @@
+// Command cfpipe shares cameras between processes through shared memory rings.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// version is set by scripts/setup.
+var version = "unknown"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := newRootCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cfpipe: "+err.Error())
+	}
+	os.Exit(exitStatus(err))
+}
+
+// Exit statuses, the same for every command (shown by --help).
+const (
+	exitDone     = 0 // done, or stopped by SIGINT or SIGTERM after a clean shutdown
+	exitFailed   = 1
+	exitUsage    = 2
+	exitNotFound = 3 // no such key or file
+	exitTimeout  = 4
+)
+
+// usageError marks an error in how the command was called.
+type usageError struct{ err error }
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+// exitStatus maps the error that a command returned to its exit status.
+func exitStatus(err error) int {
+	var usage usageError
+	switch {
+	case err == nil, errors.Is(err, context.Canceled):
+		return exitDone
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.Is(err, os.ErrNotExist):
+		return exitNotFound
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return exitTimeout
+	default:
+		return exitFailed
+	}
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+// globalOptions are the flags that every command takes.
+type globalOptions struct {
+	RuntimeDir string
+	Group      string
+	LogLevel   string
+	LogFormat  string
+
+	Logger *slog.Logger // built from LogLevel and LogFormat before a command runs; writes to stderr
+}
+
+const exitStatusHelp = `
+EXIT STATUS
+  0  done, or stopped by SIGINT or SIGTERM after a clean shutdown
+  1  failed
+  2  wrong usage
+  3  no such key or file
+  4  timed out
+`
+
+// newRootCommand builds the command tree. Each subcommand stands in a file of its own.
+func newRootCommand() *cobra.Command {
+	o := &globalOptions{}
+	root := &cobra.Command{
+		Use:           "cfpipe",
+		Short:         "Share cameras between processes through shared memory",
+		Long:          "cfpipe owns each camera once, writes its packets and pictures into shared memory,\nand lets any number of other processes record, relay, decode or analyse them.",
+		Version:       version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return o.setUp()
+		},
+	}
+	defaultDir := os.Getenv("CUFRAMES_RUNTIME_DIR")
+	if defaultDir == "" {
+		defaultDir = "/run/cuframes"
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&o.RuntimeDir, "runtime-dir", defaultDir, "folder of the control sockets (or $CUFRAMES_RUNTIME_DIR)")
+	f.StringVar(&o.Group, "group", "", "open sockets and rings to this Unix group (default: the owner alone)")
+	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
+	})
+	root.AddCommand()
+	return root
+}
+
+func (o *globalOptions) setUp() error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.LogLevel)); err != nil {
+		return usageError{fmt.Errorf("--log-level %q: want debug, info, warn or error", o.LogLevel)}
+	}
+	h := &slog.HandlerOptions{Level: level}
+	switch o.LogFormat {
+	case "text":
+		o.Logger = slog.New(slog.NewTextHandler(os.Stderr, h))
+	case "json":
+		o.Logger = slog.New(slog.NewJSONHandler(os.Stderr, h))
+	default:
+		return usageError{fmt.Errorf("--log-format %q: want text or json", o.LogFormat)}
+	}
+	return nil
+}
+
+// args wraps a cobra argument check so that a failure counts as wrong usage.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, a []string) error {
+		if err := check(c, a); err != nil {
+			return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
+		}
+		return nil
+	}
+}
