@@ -53,7 +53,9 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
 	})
-	root.AddCommand()
+	root.AddCommand(
+		newDoctorCommand(o),
+	)
 	return root
 }
 
