@@ -1,0 +1,98 @@
+// Package media holds the nouns that sources, rings and outputs share: what a track is and which numbers name its codec.
+package media
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Kind says what a track carries.
+type Kind uint8
+
+// The kinds of tracks.
+const (
+	Video Kind = iota
+	Audio
+)
+
+func (k Kind) String() string {
+	if k == Audio {
+		return "audio"
+	}
+	return "video"
+}
+
+// Codec ids are FFmpeg's AVCodecID: the packet ring's header carries them, and any reader knows them.
+const (
+	MJPEG uint32 = 7
+	H264  uint32 = 27
+	HEVC  uint32 = 173
+	AV1   uint32 = 225
+
+	PCMS16BE uint32 = 65537 // L16
+	PCMMulaw uint32 = 65542 // G.711
+	PCMAlaw  uint32 = 65543 // G.711
+	G726     uint32 = 69643
+	AAC      uint32 = 86018
+	Opus     uint32 = 86076
+)
+
+// Track is one elementary stream of a source.
+type Track struct {
+	Kind          Kind
+	CodecID       uint32
+	Extradata     []byte // video: parameter sets, Annex B; audio: what FFmpeg expects, or AudioText for codecs without any
+	ClockRate     int    // Hz; 90000 for video, the sampling rate for audio
+	Channels      int    // audio
+	Name          string // for people: "video", "audio" or what the source calls it
+	BitsPerSample int    // G.726: bits per sample, 2…5; 0 = 4
+}
+
+// KindOf returns the kind of a codec id: FFmpeg numbers audio codecs from 0x10000.
+func KindOf(codecID uint32) Kind {
+	if codecID >= 0x10000 {
+		return Audio
+	}
+	return Video
+}
+
+// AudioText is the extradata of codecs that have none of their own (G.711, G.726, L16): "rate=8000;channels=1", and for
+// G.726 ";bits=N" when N is not 4.
+func AudioText(rate, channels, bits int) []byte {
+	s := fmt.Sprintf("rate=%d;channels=%d", rate, channels)
+	if bits != 0 && bits != 4 {
+		s += fmt.Sprintf(";bits=%d", bits)
+	}
+	return []byte(s)
+}
+
+// ParseAudioText reads what AudioText writes. Unknown keys are ignored; what is missing is 8000 Hz, 1 channel, 4 bits.
+// Values out of range (rate ≤ 384000, channels ≤ 255, bits 2…5) are an error.
+func ParseAudioText(b []byte) (rate, channels, bits int, err error) {
+	rate, channels, bits = 8000, 1, 4
+	for field := range strings.SplitSeq(strings.TrimRight(string(b), "\x00"), ";") {
+		key, value, found := strings.Cut(strings.TrimSpace(field), "=")
+		if !found {
+			continue
+		}
+		var p *int
+		lo, hi := 1, 0
+		switch key {
+		case "rate":
+			p, hi = &rate, 384000
+		case "channels":
+			p, hi = &channels, 255
+		case "bits":
+			p, lo, hi = &bits, 2, 5
+		default:
+			continue
+		}
+		n, err := strconv.Atoi(value)
+		if err != nil || n < lo || n > hi {
+			return 0, 0, 0, fmt.Errorf("parse audio parameters: %s=%.16q is not between %d and %d", key, value, lo, hi)
+		}
+		*p = n
+	}
+	return rate, channels, bits, nil
+}
