@@ -33,7 +33,8 @@ const (
 	PCMS16BE uint32 = 65537 // L16
 	PCMMulaw uint32 = 65542 // G.711
 	PCMAlaw  uint32 = 65543 // G.711
-	G726     uint32 = 69643
+	G726     uint32 = 69643 // big-endian nibbles: RTP's AAL2-G726-*
+	G726LE   uint32 = 69667 // little-endian nibbles: RTP's G726-*
 	AAC      uint32 = 86018
 	Opus     uint32 = 86076
 )

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/internal/testcam"
+)
+
+func newTestcamCommand(o *globalOptions) *cobra.Command {
+	var (
+		options      testcam.Options
+		codec        string
+		audio        bool
+		file         string
+		passwordFile string
+	)
+	c := &cobra.Command{
+		Use:   "testcam",
+		Short: "Run built-in RTSP cameras",
+		Long: "Serves one or more RTSP cameras that loop a clip in real time; their time goes on across the loop.\n" +
+			"The addresses are printed on stdout. A frame counter is drawn in the built-in pictures.\n" + exitStatusHelp,
+		Example: "  cfpipe testcam --audio &\n  cfpipe ingest rtsp://127.0.0.1:8555/cam0 --key cam0",
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if options.Count < 1 || options.Count > 10000 {
+				return usageError{fmt.Errorf("--count %d: want 1 to 10000", options.Count)}
+			}
+			if file != "" && (cmd.Flags().Changed("codec") || audio) {
+				return usageError{errors.New("--file decides the codec and the audio: leave out --codec and --audio")}
+			}
+			var err error
+			if options.Password, err = readPassword(passwordFile); err != nil {
+				return err
+			}
+			if file != "" {
+				options.Clip, err = testcam.OpenClip(file)
+			} else if options.Clip, err = testcam.EmbeddedClip(codec, audio); err != nil {
+				err = usageError{err}
+			}
+			if err != nil {
+				return err
+			}
+			options.Logger = o.Logger
+			cameras, err := testcam.Start(options)
+			if err != nil {
+				return err
+			}
+			defer cameras.Close()
+			for _, u := range cameras.URLs() {
+				fmt.Fprintln(cmd.OutOrStdout(), u)
+			}
+			<-cmd.Context().Done()
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&options.Listen, "listen", "127.0.0.1:8555", "address to listen on; port 0 takes a free one")
+	f.IntVar(&options.Count, "count", 1, "number of cameras: paths /cam0, /cam1, …")
+	f.StringVar(&codec, "codec", "h264", "codec of the built-in clip: h264 or h265")
+	f.BoolVar(&audio, "audio", false, "with an AAC track")
+	f.StringVar(&file, "file", "", "loop this clip instead of the built-in one")
+	f.StringVar(&options.Username, "username", "", "ask readers for this user name")
+	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
+	f.StringVar(&options.Multicast, "multicast", "", "serve multicast from this range too, for example 239.255.42.0/24")
+	return c
+}
+
+// readPassword reads the first line of a file; "" without a file.
+func readPassword(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("read password: %w", err)
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	return strings.TrimSuffix(line, "\r"), nil
+}

@@ -1,0 +1,282 @@
+// Package rtsp is cfpipe's RTSP client and server. It is the only user of the RTSP library: what leaves this package speaks
+// of tracks and access units.
+package rtsp
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/bluenviron/gortsplib/v4/pkg/description"
+	"github.com/bluenviron/gortsplib/v4/pkg/format"
+	"github.com/bluenviron/mediacommon/v2/pkg/codecs/mpeg4audio"
+
+	"github.com/cfpipe/cfpipe/internal/media"
+)
+
+// ErrUnsupportedCodec is returned for a codec that has no RTP payload format here.
+var ErrUnsupportedCodec = errors.New("codec has no RTP payload format")
+
+// videoClockRate is the RTP clock of every video format.
+const videoClockRate = 90000
+
+// formatOf makes the RTP format of a track. payloadType is used where the format has no static one.
+func formatOf(t media.Track, payloadType uint8) (format.Format, error) {
+	switch t.CodecID {
+	case media.H264:
+		f := &format.H264{PayloadTyp: payloadType, PacketizationMode: 1}
+		forEachParameterSet(t, func(nal []byte) {
+			switch nal[0] & 0x1F {
+			case 7:
+				f.SPS = keepFirst(f.SPS, nal)
+			case 8:
+				f.PPS = keepFirst(f.PPS, nal)
+			}
+		})
+		return f, nil
+
+	case media.HEVC:
+		f := &format.H265{PayloadTyp: payloadType}
+		forEachParameterSet(t, func(nal []byte) {
+			switch nal[0] >> 1 & 0x3F {
+			case 32:
+				f.VPS = keepFirst(f.VPS, nal)
+			case 33:
+				f.SPS = keepFirst(f.SPS, nal)
+			case 34:
+				f.PPS = keepFirst(f.PPS, nal)
+			}
+		})
+		return f, nil
+
+	case media.AV1:
+		return &format.AV1{PayloadTyp: payloadType}, nil
+
+	case media.MJPEG:
+		return &format.MJPEG{}, nil
+
+	case media.AAC:
+		config := &mpeg4audio.AudioSpecificConfig{}
+		if err := config.Unmarshal(t.Extradata); err != nil {
+			return nil, fmt.Errorf("read AudioSpecificConfig: %w", err)
+		}
+		return &format.MPEG4Audio{PayloadTyp: payloadType, ProfileLevelID: 1, Config: config,
+			SizeLength: 13, IndexLength: 3, IndexDeltaLength: 3}, nil
+
+	case media.Opus:
+		return &format.Opus{PayloadTyp: payloadType, ChannelCount: opusChannels(t)}, nil
+
+	case media.PCMMulaw, media.PCMAlaw, media.PCMS16BE, media.G726, media.G726LE:
+		rate, channels, bits, err := audioParameters(t)
+		if err != nil {
+			return nil, err
+		}
+		mulaw := t.CodecID == media.PCMMulaw
+		switch t.CodecID {
+		case media.PCMS16BE:
+			return &format.LPCM{PayloadTyp: payloadType, BitDepth: 16, SampleRate: rate, ChannelCount: channels}, nil
+		case media.G726, media.G726LE:
+			return &format.G726{PayloadTyp: payloadType, BitRate: 8 * bits, BigEndian: t.CodecID == media.G726}, nil
+		}
+		if rate == 8000 && channels == 1 {
+			payloadType = 8
+			if mulaw {
+				payloadType = 0
+			}
+		}
+		return &format.G711{PayloadTyp: payloadType, MULaw: mulaw, SampleRate: rate, ChannelCount: channels}, nil
+	}
+	return nil, fmt.Errorf("codec %d: %w", t.CodecID, ErrUnsupportedCodec)
+}
+
+// trackOf is the reverse of formatOf, for what a peer's SDP describes.
+func trackOf(f format.Format) (media.Track, error) {
+	t := media.Track{Kind: media.Video, Name: "video", ClockRate: videoClockRate}
+	audio := func(id uint32, rate, channels, bits int) media.Track {
+		return media.Track{Kind: media.Audio, Name: "audio", CodecID: id, ClockRate: rate, Channels: channels, BitsPerSample: bits,
+			Extradata: media.AudioText(rate, channels, bits)}
+	}
+	switch f := f.(type) {
+	case *format.H264:
+		sps, pps := f.SafeParams()
+		t.CodecID, t.Extradata = media.H264, annexB(sps, pps)
+	case *format.H265:
+		vps, sps, pps := f.SafeParams()
+		t.CodecID, t.Extradata = media.HEVC, annexB(vps, sps, pps)
+	case *format.AV1:
+		t.CodecID = media.AV1
+	case *format.MJPEG:
+		t.CodecID = media.MJPEG
+	case *format.MPEG4Audio:
+		if f.Config == nil {
+			return t, errors.New("AAC without a configuration")
+		}
+		b, err := f.Config.Marshal()
+		if err != nil {
+			return t, fmt.Errorf("write AudioSpecificConfig: %w", err)
+		}
+		t = audio(media.AAC, f.ClockRate(), f.Config.ChannelCount, 0)
+		t.Extradata = b
+	case *format.Opus:
+		t = audio(media.Opus, 48000, f.ChannelCount, 0)
+		t.Extradata = opusHead(f.ChannelCount)
+	case *format.G711:
+		id := media.PCMAlaw
+		if f.MULaw {
+			id = media.PCMMulaw
+		}
+		t = audio(id, f.SampleRate, f.ChannelCount, 0)
+	case *format.G726:
+		id := media.G726LE
+		if f.BigEndian {
+			id = media.G726
+		}
+		t = audio(id, 8000, 1, f.BitRate/8)
+	case *format.LPCM:
+		if f.BitDepth != 16 {
+			return t, fmt.Errorf("L%d: %w", f.BitDepth, ErrUnsupportedCodec)
+		}
+		t = audio(media.PCMS16BE, f.SampleRate, f.ChannelCount, 0)
+	default:
+		return t, fmt.Errorf("%s: %w", f.Codec(), ErrUnsupportedCodec)
+	}
+	return t, nil
+}
+
+// describe makes the SDP description of the tracks; their order is that of the media.
+func describe(tracks []media.Track) (*description.Session, error) {
+	desc := &description.Session{Title: "cfpipe"}
+	for i, t := range tracks {
+		f, err := formatOf(t, uint8(96+i))
+		if err != nil {
+			return nil, err
+		}
+		typ := description.MediaTypeVideo
+		if t.Kind == media.Audio {
+			typ = description.MediaTypeAudio
+		}
+		desc.Medias = append(desc.Medias, &description.Media{Type: typ, Formats: []format.Format{f}})
+	}
+	return desc, nil
+}
+
+func keepFirst(have, nal []byte) []byte {
+	if have != nil {
+		return have
+	}
+	return bytes.Clone(nal)
+}
+
+func annexB(nals ...[]byte) []byte {
+	var b []byte
+	for _, nal := range nals {
+		if len(nal) > 0 {
+			b = append(append(b, 0, 0, 0, 1), nal...)
+		}
+	}
+	return b
+}
+
+// forEachParameterSet calls f with every NAL unit of the extradata of an H.264 or H.265 track, in Annex B, avcC or hvcC form.
+// Malformed records end early.
+func forEachParameterSet(t media.Track, f func(nal []byte)) {
+	switch extradata := t.Extradata; {
+	case len(extradata) >= 4 && extradata[0] == 0: // Annex B begins with a start code; the records begin with version 1
+		for nal, rest := nextNAL(extradata); nal != nil; nal, rest = nextNAL(rest) {
+			f(nal)
+		}
+	case len(extradata) >= 23 && extradata[0] == 1 && t.CodecID == media.HEVC:
+		b := extradata[23:]
+		for n := int(extradata[22]); n > 0 && len(b) >= 3; n-- {
+			count := int(b[1])<<8 | int(b[2])
+			b = b[3:]
+			for ; count > 0; count-- {
+				var nal []byte
+				if nal, b = sized(b); nal == nil {
+					return
+				}
+				f(nal)
+			}
+		}
+	case len(extradata) >= 7 && extradata[0] == 1 && t.CodecID == media.H264:
+		b := extradata[5:]
+		for _, mask := range []byte{0x1F, 0xFF} { // SPS, then PPS
+			if len(b) < 1 {
+				return
+			}
+			count := int(b[0] & mask)
+			b = b[1:]
+			for ; count > 0; count-- {
+				var nal []byte
+				if nal, b = sized(b); nal == nil {
+					return
+				}
+				f(nal)
+			}
+		}
+	}
+}
+
+// sized splits off a NAL unit with a 16-bit length in front; nil when it is empty or cut off.
+func sized(b []byte) (nal, rest []byte) {
+	if len(b) < 2 {
+		return nil, nil
+	}
+	n := int(b[0])<<8 | int(b[1])
+	if n == 0 || n > len(b)-2 {
+		return nil, nil
+	}
+	return b[2 : 2+n], b[2+n:]
+}
+
+// nextNAL returns the first NAL unit of b, without start code and trailing zeros, and what follows it; nil at the end.
+// Bytes in front of the first start code are skipped.
+func nextNAL(b []byte) (nal, rest []byte) {
+	for {
+		i := bytes.Index(b, startCode)
+		if i < 0 {
+			return nil, nil
+		}
+		b = b[i+len(startCode):]
+		end := bytes.Index(b, startCode)
+		if end < 0 {
+			end = len(b)
+		}
+		nal, rest = b[:end], b[end:]
+		for len(nal) > 0 && nal[len(nal)-1] == 0 { // a NAL unit never ends in a zero byte (H.264 and H.265, Annex B)
+			nal = nal[:len(nal)-1]
+		}
+		if len(nal) > 0 {
+			return nal, rest
+		}
+		b = rest
+	}
+}
+
+var startCode = []byte{0, 0, 1}
+
+// audioParameters prefers what the extradata says over the track's own fields.
+func audioParameters(t media.Track) (rate, channels, bits int, err error) {
+	if len(t.Extradata) == 0 {
+		bits = t.BitsPerSample
+		if bits == 0 {
+			bits = 4
+		}
+		return max(t.ClockRate, 1), max(t.Channels, 1), bits, nil
+	}
+	return media.ParseAudioText(t.Extradata)
+}
+
+func opusChannels(t media.Track) int {
+	if len(t.Extradata) >= 10 && string(t.Extradata[:8]) == "OpusHead" {
+		return max(int(t.Extradata[9]), 1)
+	}
+	return max(t.Channels, 1)
+}
+
+// opusHead is FFmpeg's extradata for Opus (RFC 7845, section 5.1): version 1, no pre-skip, 48 kHz, no gain, mapping family 0.
+func opusHead(channels int) []byte {
+	b := append([]byte("OpusHead"), 1, byte(channels), 0, 0)
+	b = append(b, 0x80, 0xBB, 0, 0) // 48000
+	return append(b, 0, 0, 0)
+}

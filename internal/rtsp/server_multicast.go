@@ -1,0 +1,178 @@
+package rtsp
+
+import (
+	"context"
+	"encoding/binary"
+	"sync"
+	"time"
+
+	"github.com/bluenviron/gortsplib/v4"
+	"github.com/bluenviron/gortsplib/v4/pkg/base"
+	"github.com/bluenviron/gortsplib/v4/pkg/description"
+	"github.com/pion/rtcp"
+	"github.com/pion/rtp"
+)
+
+// multicastGroup is a path that is sent to a multicast address once for all who listen there. A later listener starts at the
+// next keyframe: nothing is sent again for one of them.
+type multicastGroup struct {
+	server *Server
+	path   string
+	stream *gortsplib.ServerStream
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	mu       sync.Mutex
+	sessions int
+	playing  bool
+	closed   bool
+	packets  map[int]*packetiser
+}
+
+func (s *Server) setupMulticast(session *gortsplib.ServerSession, path string) (*base.Response, *gortsplib.ServerStream, error) {
+	if g, ok := session.UserData().(*multicastGroup); ok { // a further track
+		return response(base.StatusOK), g.stream, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[path]
+	if g == nil {
+		tracks, stream, err := s.newStream(path)
+		if err != nil {
+			return response(statusOf(err)), nil, nil
+		}
+		g = &multicastGroup{server: s, path: path, stream: stream, packets: map[int]*packetiser{}}
+		g.ctx, g.cancel = context.WithCancel(s.ctx)
+		for i, t := range tracks {
+			m := stream.Desc.Medias[i]
+			p, err := newPacketiser(t, m.Formats[0], stream.Stats().Medias[m].Formats[m.Formats[0]].LocalSSRC)
+			if err != nil {
+				stream.Close()
+				return response(base.StatusServiceUnavailable), nil, nil
+			}
+			g.packets[i] = p
+		}
+		s.groups[path] = g
+	}
+	g.mu.Lock()
+	g.sessions++
+	g.mu.Unlock()
+	session.SetUserData(g)
+	return response(base.StatusOK), g.stream, nil
+}
+
+// play starts the group's sender when the first session plays.
+func (g *multicastGroup) play() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.playing {
+		return nil
+	}
+	var tracks []int
+	for t := range g.packets {
+		tracks = append(tracks, t)
+	}
+	reader, err := g.server.o.Catalog.Open(g.path, tracks)
+	if err != nil {
+		return err
+	}
+	g.playing = true
+	g.done.Add(len(tracks))
+	for _, t := range tracks {
+		go func() {
+			defer g.done.Done()
+			if err := g.run(reader, t); err != nil && g.ctx.Err() == nil {
+				g.server.log.Info("rtsp: multicast ended", "path", g.path, "cause", err)
+				go g.drop()
+			}
+		}()
+	}
+	g.server.sessions.Add(1)
+	go func() {
+		defer g.server.sessions.Done()
+		g.done.Wait()
+		reader.Close()
+	}()
+	return nil
+}
+
+// leave counts a session out; the last one ends the group.
+func (g *multicastGroup) leave() {
+	g.mu.Lock()
+	g.sessions--
+	last := g.sessions == 0
+	g.mu.Unlock()
+	if last {
+		g.drop()
+	}
+}
+
+// drop takes the group out of the server and closes its stream, and so its sessions.
+func (g *multicastGroup) drop() {
+	g.server.mu.Lock()
+	if g.server.groups[g.path] == g {
+		delete(g.server.groups, g.path)
+	}
+	g.server.mu.Unlock()
+	g.close()
+}
+
+func (g *multicastGroup) close() {
+	g.mu.Lock()
+	closed := g.closed
+	g.closed = true
+	g.mu.Unlock()
+	if !closed {
+		g.cancel()
+		g.done.Wait()
+		g.stream.Close()
+	}
+}
+
+func (g *multicastGroup) run(reader StreamReader, track int) error {
+	p, m := g.packets[track], g.stream.Desc.Medias[track]
+	for {
+		u, err := reader.Next(g.ctx, track)
+		if err != nil {
+			return err
+		}
+		if len(u.Data) > maxAccessUnit {
+			continue
+		}
+		if err := p.unit(u); err != nil {
+			continue
+		}
+		if len(p.report) > 0 {
+			if packets, err := rtcp.Unmarshal(p.report); err == nil {
+				for _, r := range packets {
+					_ = g.stream.WritePacketRTCP(m, r)
+				}
+			}
+		}
+		if err := g.send(p, m); err != nil {
+			return err
+		}
+	}
+}
+
+func (g *multicastGroup) send(p *packetiser, m *description.Media) error {
+	from := 0
+	for i, end := range p.ends {
+		b := p.buf[from:end]
+		from = end
+		if i%udpBurst == udpBurst-1 {
+			select {
+			case <-time.After(udpPause):
+			case <-g.ctx.Done():
+				return g.ctx.Err()
+			}
+		}
+		err := g.stream.WritePacketRTP(m, &rtp.Packet{Header: rtp.Header{Version: 2, Marker: b[1]&0x80 != 0, PayloadType: b[1] & 0x7F,
+			SequenceNumber: binary.BigEndian.Uint16(b[2:]), Timestamp: binary.BigEndian.Uint32(b[4:])}, Payload: b[rtpHeaderSize:]})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package rtsp
+
+import (
+	"fmt"
+
+	"github.com/bluenviron/gortsplib/v4/pkg/format"
+	"github.com/bluenviron/mediacommon/v2/pkg/codecs/av1"
+	"github.com/pion/rtp"
+
+	"github.com/cfpipe/cfpipe/internal/media"
+)
+
+// maxRTPPacket keeps UDP datagrams within an Ethernet frame: 1500 bytes less the IPv4 and UDP headers. Readers of interleaved
+// TCP expect packets of the same size.
+const (
+	maxRTPPacket  = 1472
+	rtpHeaderSize = 12
+	maxRTPPayload = maxRTPPacket - rtpHeaderSize
+)
+
+// payloader splits one access unit into RTP payloads. It belongs to one session's track and keeps scratch memory.
+type payloader interface {
+	// payloads calls out for each payload in order. The payload is head followed by body; both are valid during the call.
+	// last marks the end of what was handed in; ticks is added to the access unit's RTP time.
+	payloads(unit []byte, out rtpSink) error
+}
+
+// rtpSink takes payloads and makes packets of them.
+type rtpSink interface {
+	payload(head, body []byte, last bool, ticks uint32)
+}
+
+// payloaderOf returns the payloader of a track in format f.
+func payloaderOf(t media.Track, f format.Format) (payloader, error) {
+	switch f := f.(type) {
+	case *format.H264:
+		return &h264Payloader{}, nil
+	case *format.H265:
+		return &h265Payloader{}, nil
+	case *format.MPEG4Audio:
+		return &aacPayloader{}, nil
+	case *format.Opus:
+		return wholePayloader{}, nil
+	case *format.G711:
+		return &samplePayloader{bitsPerTick: 8 * max(f.ChannelCount, 1)}, nil
+	case *format.LPCM:
+		return &samplePayloader{bitsPerTick: f.BitDepth * max(f.ChannelCount, 1)}, nil
+	case *format.G726:
+		return &samplePayloader{bitsPerTick: f.BitRate / 8}, nil
+	case *format.AV1:
+		e, err := f.CreateEncoder()
+		if err != nil {
+			return nil, err
+		}
+		e.PayloadMaxSize = maxRTPPayload
+		return &libraryPayloader{encode: func(unit []byte) ([]*rtp.Packet, error) {
+			var obus av1.Bitstream
+			if err := obus.Unmarshal(unit); err != nil {
+				return nil, err
+			}
+			return e.Encode(withoutDelimiters(obus))
+		}}, nil
+	case *format.MJPEG:
+		e, err := f.CreateEncoder()
+		if err != nil {
+			return nil, err
+		}
+		e.PayloadMaxSize = maxRTPPayload
+		return &libraryPayloader{encode: e.Encode}, nil
+	}
+	return nil, fmt.Errorf("codec %d: %w", t.CodecID, ErrUnsupportedCodec)
+}
+
+// h264Payloader: RFC 6184, single NAL units and FU-A. No aggregation: every NAL unit, also a delimiter, arrives as it was.
+type h264Payloader struct{ head [2]byte }
+
+func (p *h264Payloader) payloads(unit []byte, out rtpSink) error {
+	nal, rest := nextNAL(unit)
+	if nal == nil {
+		return errNoNAL
+	}
+	for nal != nil {
+		next, after := nextNAL(rest)
+		if len(nal) <= maxRTPPayload {
+			out.payload(nil, nal, next == nil, 0)
+		} else {
+			const indicator = 28 // FU-A
+			p.head[0] = nal[0]&0x60 | indicator
+			p.head[1] = nal[0]&0x1F | 0x80 // start
+			for body := nal[1:]; ; p.head[1] &^= 0x80 {
+				if n := maxRTPPayload - 2; len(body) > n {
+					out.payload(p.head[:2], body[:n], false, 0)
+					body = body[n:]
+					continue
+				}
+				p.head[1] |= 0x40 // end
+				out.payload(p.head[:2], body, next == nil, 0)
+				break
+			}
+		}
+		nal, rest = next, after
+	}
+	return nil
+}
+
+// h265Payloader: RFC 7798, single NAL units and fragmentation units.
+type h265Payloader struct{ head [3]byte }
+
+func (p *h265Payloader) payloads(unit []byte, out rtpSink) error {
+	nal, rest := nextNAL(unit)
+	if nal == nil {
+		return errNoNAL
+	}
+	for nal != nil {
+		next, after := nextNAL(rest)
+		switch {
+		case len(nal) < 2: // no room for the header: not a NAL unit, and no reader could take it
+		case len(nal) <= maxRTPPayload:
+			out.payload(nil, nal, next == nil, 0)
+		default:
+			const fu = 49
+			p.head[0] = nal[0]&0x81 | fu<<1
+			p.head[1] = nal[1]
+			p.head[2] = nal[0]>>1&0x3F | 0x80 // start
+			for body := nal[2:]; ; p.head[2] &^= 0x80 {
+				if n := maxRTPPayload - 3; len(body) > n {
+					out.payload(p.head[:3], body[:n], false, 0)
+					body = body[n:]
+					continue
+				}
+				p.head[2] |= 0x40 // end
+				out.payload(p.head[:3], body, next == nil, 0)
+				break
+			}
+		}
+		nal, rest = next, after
+	}
+	return nil
+}
+
+// aacPayloader: RFC 3640, AAC-hbr, one access unit a packet, fragmented when it is too long.
+type aacPayloader struct{ head [4]byte }
+
+func (p *aacPayloader) payloads(unit []byte, out rtpSink) error {
+	const maxAU = 1<<13 - 1 // the size field has 13 bits
+	if len(unit) == 0 || len(unit) > maxAU {
+		return fmt.Errorf("AAC access unit of %d bytes, the payload format carries 1 to %d", len(unit), maxAU)
+	}
+	p.head = [4]byte{0, 16, byte(len(unit) >> 5), byte(len(unit) << 3)} // AU-headers-length in bits; size 13, index 3
+	for n := maxRTPPayload - len(p.head); len(unit) > n; unit = unit[n:] {
+		out.payload(p.head[:], unit[:n], false, 0)
+	}
+	out.payload(p.head[:], unit, true, 0)
+	return nil
+}
+
+// wholePayloader: one packet as it is (Opus, RFC 7587).
+type wholePayloader struct{}
+
+func (wholePayloader) payloads(unit []byte, out rtpSink) error {
+	if len(unit) == 0 || len(unit) > maxRTPPayload {
+		return fmt.Errorf("audio packet of %d bytes, an RTP packet carries 1 to %d", len(unit), maxRTPPayload)
+	}
+	out.payload(nil, unit, false, 0)
+	return nil
+}
+
+// samplePayloader: audio samples one after another (RFC 3551: G.711, G.726, L16), split where they do not fit one packet.
+type samplePayloader struct{ bitsPerTick int }
+
+func (p *samplePayloader) payloads(unit []byte, out rtpSink) error {
+	// A packet holds whole ticks and whole bytes: a multiple of bitsPerTick bytes is always both.
+	n := maxRTPPayload / p.bitsPerTick * p.bitsPerTick
+	ticks := uint32(0)
+	for ; len(unit) > n; unit = unit[n:] {
+		out.payload(nil, unit[:n], false, ticks)
+		ticks += uint32(n * 8 / p.bitsPerTick)
+	}
+	if len(unit) > 0 {
+		out.payload(nil, unit, false, ticks)
+	}
+	return nil
+}
+
+// libraryPayloader lets the RTP library split units of codecs whose rate of packets is low or whose format is involved.
+type libraryPayloader struct {
+	encode func([]byte) ([]*rtp.Packet, error)
+}
+
+func (p *libraryPayloader) payloads(unit []byte, out rtpSink) error {
+	packets, err := p.encode(unit)
+	if err != nil {
+		return err
+	}
+	for i, pkt := range packets {
+		out.payload(nil, pkt.Payload, i == len(packets)-1, pkt.Timestamp)
+	}
+	return nil
+}
+
+// withoutDelimiters drops temporal delimiters: they do not go over RTP.
+func withoutDelimiters(obus [][]byte) [][]byte {
+	kept := obus[:0]
+	for _, obu := range obus {
+		if len(obu) > 0 && obu[0]>>3&0x0F != 2 {
+			kept = append(kept, obu)
+		}
+	}
+	return kept
+}
