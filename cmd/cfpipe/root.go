@@ -55,6 +55,7 @@ func newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(
 		newDoctorCommand(o),
+		newTestcamCommand(o),
 	)
 	return root
 }
