@@ -1,0 +1,18 @@
+package shm
+
+// LoadBarrier orders the loads before it, plain copies of memory included, before the loads after it. Go's atomics order
+// themselves and give no fence around plain memory, so these are assembly, which the compiler moves nothing across.
+//
+//go:noescape
+func LoadBarrier()
+
+// StoreBarrier orders all loads and stores before it before all loads and stores after it, non-temporal stores (large copies on
+// amd64) included.
+//
+//go:noescape
+func StoreBarrier()
+
+// Pause tells the processor that the caller spins.
+//
+//go:noescape
+func Pause()

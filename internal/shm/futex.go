@@ -1,0 +1,76 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	futexWait = 0 // FUTEX_WAIT, shared between processes
+	futexWake = 1 // FUTEX_WAKE
+
+	futex2U32     = 0x02 // FUTEX2_SIZE_U32
+	futex2Private = 0x80 // FUTEX2_PRIVATE
+)
+
+// FutexWake wakes everybody who waits on addr, in any process that maps the same file. It works on a read-only mapping.
+func FutexWake(addr *uint32) {
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(addr)), futexWake, math.MaxInt32, 0, 0, 0)
+}
+
+// FutexWait blocks the calling thread while *addr is val, until a wake, a signal (nil: look again) or the timeout (ErrTimeout;
+// 0 = no bound). ErrFault says that the memory is gone.
+func FutexWait(addr *uint32, val uint32, timeout time.Duration) error {
+	var ts *unix.Timespec
+	if timeout > 0 {
+		t := unix.NsecToTimespec(int64(timeout))
+		ts = &t
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(addr)), futexWait, uintptr(val), uintptr(unsafe.Pointer(ts)), 0, 0)
+	return futexError(errno)
+}
+
+func futexError(errno unix.Errno) error {
+	switch errno {
+	case 0, unix.EAGAIN, unix.EINTR:
+		return nil
+	case unix.ETIMEDOUT:
+		return ErrTimeout
+	case unix.EFAULT:
+		return ErrFault
+	default:
+		return fmt.Errorf("futex: %w", errno)
+	}
+}
+
+// futexWaitv is struct futex_waitv of the kernel.
+type futexWaitv struct {
+	val   uint64
+	addr  uint64
+	flags uint32
+	_     uint32
+}
+
+var _ [24]byte = [unsafe.Sizeof(futexWaitv{})]byte{}
+
+// waitv blocks until one of the futexes is woken or differs from its value.
+func waitv(w []futexWaitv) error {
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX_WAITV, uintptr(unsafe.Pointer(unsafe.SliceData(w))), uintptr(len(w)), 0, 0, 0, 0)
+	return futexError(errno)
+}
+
+// hasWaitv probes for Linux 5.16: an empty list is invalid where the call exists.
+func hasWaitv() bool {
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX_WAITV, 0, 0, 0, 0, 0, 0)
+	return errno == unix.EINVAL
+}
+
+// faulty tells whether the kernel cannot read addr. The value never matches, or the wait ends at once.
+func faulty(addr *uint32) bool {
+	return errors.Is(FutexWait(addr, 0, time.Nanosecond), ErrFault)
+}

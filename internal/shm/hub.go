@@ -1,0 +1,270 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// shardSize is how many futexes one thread of a Hub serves: the kernel's FUTEX_WAITV_MAX, less the one that the hub uses to get
+// the thread's attention.
+const shardSize = 127
+
+// Hub lets goroutines wait on many futexes without a thread each: one thread sits in futex_waitv for up to 127 of them. Where the
+// kernel has no futex_waitv (before 5.16) it uses one thread a futex. The zero value is ready. A hub without waiters has no thread.
+type Hub struct {
+	mu      sync.Mutex
+	probed  bool
+	noWaitv bool // thread each; set by the probe, or by a test
+	shards  []*shard
+}
+
+// Shared is the hub that serves a whole process.
+var Shared = &Hub{}
+
+// Waiter is one registered futex. Wait is for one goroutine at a time; Close may be called by any.
+type Waiter struct {
+	addr  *uint32
+	c     chan struct{} // capacity 1: "the word has changed since the hub last looked", or closed, or fault
+	fault atomic.Bool
+	done  atomic.Bool
+	timer *time.Timer
+
+	seen  uint32        // the hub thread's last look at *addr; that thread's alone
+	shard *shard        // nil in thread-each mode
+	ended chan struct{} // thread-each mode: closed when the thread is gone
+}
+
+// Register begins to watch addr, which must stay mapped until Close has returned.
+func (h *Hub) Register(addr *uint32) *Waiter {
+	w := &Waiter{addr: addr, c: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.probed {
+		h.probed = true
+		h.noWaitv = h.noWaitv || !hasWaitv()
+	}
+	if h.noWaitv {
+		w.ended = make(chan struct{})
+		go w.run()
+		return w
+	}
+	for _, s := range h.shards {
+		if s.add(w) {
+			return w
+		}
+	}
+	s := &shard{hub: h}
+	s.cond.L = &s.mu
+	h.shards = append(h.shards, s)
+	s.add(w)
+	go s.run()
+	return w
+}
+
+// Wait blocks while the word is val, at most for timeout (0 = no bound): nil says "look again", ErrTimeout, ErrFault, ErrClosed or the
+// context's error why not. It does not allocate.
+func (w *Waiter) Wait(ctx context.Context, val uint32, timeout time.Duration) error {
+	var expired <-chan time.Time
+	if timeout > 0 {
+		if w.timer == nil {
+			w.timer = time.NewTimer(timeout)
+		} else {
+			w.timer.Reset(timeout)
+		}
+		defer w.timer.Stop()
+		expired = w.timer.C
+	}
+	for {
+		// A change after this load is seen by the hub's thread, which then fills c; one before it ends the wait here.
+		changed := false
+		if err := Guard(func() { changed = atomic.LoadUint32(w.addr) != val }); err != nil {
+			return err
+		}
+		switch {
+		case w.done.Load():
+			return ErrClosed
+		case w.fault.Load():
+			return ErrFault
+		case changed:
+			return nil
+		}
+		select {
+		case <-w.c:
+		case <-expired:
+			return ErrTimeout
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Close ends a Wait in progress and returns when nothing touches the word any more. It is idempotent.
+func (w *Waiter) Close() {
+	if w.done.Swap(true) {
+		return
+	}
+	w.notify()
+	if w.shard != nil {
+		w.shard.remove(w)
+		return
+	}
+	// The wake reaches the thread once it sleeps; until then it sees done by itself. Waiters elsewhere that this wakes look again.
+	for wait := time.Microsecond; ; wait = min(2*wait, time.Millisecond) {
+		FutexWake(w.addr)
+		select {
+		case <-w.ended:
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// notify says "look again"; one token is enough for any number of changes.
+func (w *Waiter) notify() {
+	select {
+	case w.c <- struct{}{}:
+	default:
+	}
+}
+
+// look passes a change of the word on. It may fault.
+func (w *Waiter) look() {
+	if v := atomic.LoadUint32(w.addr); v != w.seen {
+		w.seen = v
+		w.notify()
+	}
+}
+
+func (w *Waiter) failed() {
+	w.fault.Store(true)
+	w.notify()
+}
+
+// run serves a futex of its own in thread-each mode.
+func (w *Waiter) run() {
+	defer close(w.ended)
+	for !w.done.Load() {
+		if Guard(w.look) != nil || errors.Is(FutexWait(w.addr, w.seen, time.Second), ErrFault) {
+			w.failed()
+			return
+		}
+	}
+}
+
+// shard is a thread and the futexes it serves.
+type shard struct {
+	hub *Hub
+
+	mu      sync.Mutex
+	cond    sync.Cond // signals that round went up
+	waiters []*Waiter
+	round   uint64 // how often the thread has taken the list anew
+	ended   bool   // the thread is gone or going; the shard takes nobody any more
+
+	control atomic.Uint32 // a private futex: changed and woken to make the thread take the list anew
+}
+
+func (s *shard) add(w *Waiter) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || len(s.waiters) == shardSize {
+		return false
+	}
+	w.shard = s
+	s.waiters = append(s.waiters, w)
+	s.kick()
+	return true
+}
+
+func (s *shard) remove(w *Waiter) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, x := range s.waiters {
+		if x == w {
+			s.waiters = append(s.waiters[:i:i], s.waiters[i+1:]...)
+			break
+		}
+	}
+	s.kick()
+	// A list taken before the removal may be in use until the thread has taken another.
+	for now := s.round; s.round == now && !s.ended; {
+		s.cond.Wait()
+	}
+}
+
+// kick makes the thread take the list anew.
+func (s *shard) kick() {
+	s.control.Add(1)
+	FutexWake((*uint32)(unsafe.Pointer(&s.control)))
+}
+
+// take returns the list to serve next, in dst, or false when there is nobody left.
+func (s *shard) take(dst []*Waiter) ([]*Waiter, uint32, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.round++
+	s.cond.Broadcast()
+	if len(s.waiters) == 0 {
+		s.ended = true
+		return nil, 0, false
+	}
+	// Under the lock: a later add or remove changes control again, and the wait with this value returns at once.
+	return append(dst[:0], s.waiters...), s.control.Load(), true
+}
+
+func (s *shard) run() {
+	defer s.retire()
+	var list []*Waiter
+	var wait []futexWaitv
+	for {
+		var control uint32
+		var more bool
+		if list, control, more = s.take(list); !more {
+			return
+		}
+		for s.control.Load() == control {
+			faults := Guard(func() {
+				wait = append(wait[:0], futexWaitv{
+					val: uint64(control), addr: uint64(uintptr(unsafe.Pointer(&s.control))), flags: futex2U32,
+				})
+				for _, w := range list {
+					if w.fault.Load() {
+						continue
+					}
+					w.look()
+					wait = append(wait, futexWaitv{val: uint64(w.seen), addr: uint64(uintptr(unsafe.Pointer(w.addr))), flags: futex2U32})
+				}
+			})
+			if faults == nil {
+				faults = waitv(wait)
+			}
+			if errors.Is(faults, ErrFault) {
+				s.sortOut(list)
+			}
+		}
+	}
+}
+
+// sortOut finds the futexes whose memory is gone, so that the others can be served on.
+func (s *shard) sortOut(list []*Waiter) {
+	for _, w := range list {
+		if !w.fault.Load() && faulty(w.addr) {
+			w.failed()
+		}
+	}
+}
+
+func (s *shard) retire() {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	for i, x := range s.hub.shards {
+		if x == s {
+			s.hub.shards = append(s.hub.shards[:i:i], s.hub.shards[i+1:]...)
+			return
+		}
+	}
+}
