@@ -11,6 +11,7 @@ import (
 	"github.com/bluenviron/gortsplib/v4/pkg/format"
 	"github.com/bluenviron/mediacommon/v2/pkg/codecs/mpeg4audio"
 
+	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
 )
 
@@ -171,89 +172,30 @@ func annexB(nals ...[]byte) []byte {
 	var b []byte
 	for _, nal := range nals {
 		if len(nal) > 0 {
-			b = append(append(b, 0, 0, 0, 1), nal...)
+			b = bitstream.AppendNAL(b, nal)
 		}
 	}
 	return b
 }
 
 // forEachParameterSet calls f with every NAL unit of the extradata of an H.264 or H.265 track, in Annex B, avcC or hvcC form.
-// Malformed records end early.
 func forEachParameterSet(t media.Track, f func(nal []byte)) {
-	switch extradata := t.Extradata; {
-	case len(extradata) >= 4 && extradata[0] == 0: // Annex B begins with a start code; the records begin with version 1
-		for nal, rest := nextNAL(extradata); nal != nil; nal, rest = nextNAL(rest) {
+	if bitstream.IsAnnexB(t.Extradata) {
+		for nal := range bitstream.NALs(t.Extradata) {
 			f(nal)
 		}
-	case len(extradata) >= 23 && extradata[0] == 1 && t.CodecID == media.HEVC:
-		b := extradata[23:]
-		for n := int(extradata[22]); n > 0 && len(b) >= 3; n-- {
-			count := int(b[1])<<8 | int(b[2])
-			b = b[3:]
-			for ; count > 0; count-- {
-				var nal []byte
-				if nal, b = sized(b); nal == nil {
-					return
-				}
-				f(nal)
-			}
-		}
-	case len(extradata) >= 7 && extradata[0] == 1 && t.CodecID == media.H264:
-		b := extradata[5:]
-		for _, mask := range []byte{0x1F, 0xFF} { // SPS, then PPS
-			if len(b) < 1 {
-				return
-			}
-			count := int(b[0] & mask)
-			b = b[1:]
-			for ; count > 0; count-- {
-				var nal []byte
-				if nal, b = sized(b); nal == nil {
-					return
-				}
-				f(nal)
-			}
-		}
+		return
 	}
-}
-
-// sized splits off a NAL unit with a 16-bit length in front; nil when it is empty or cut off.
-func sized(b []byte) (nal, rest []byte) {
-	if len(b) < 2 {
-		return nil, nil
+	sets, _, err := bitstream.ParseConfigRecord(t.CodecID, t.Extradata)
+	if err != nil {
+		return // readers take the parameter sets from the stream
 	}
-	n := int(b[0])<<8 | int(b[1])
-	if n == 0 || n > len(b)-2 {
-		return nil, nil
-	}
-	return b[2 : 2+n], b[2+n:]
-}
-
-// nextNAL returns the first NAL unit of b, without start code and trailing zeros, and what follows it; nil at the end.
-// Bytes in front of the first start code are skipped.
-func nextNAL(b []byte) (nal, rest []byte) {
-	for {
-		i := bytes.Index(b, startCode)
-		if i < 0 {
-			return nil, nil
-		}
-		b = b[i+len(startCode):]
-		end := bytes.Index(b, startCode)
-		if end < 0 {
-			end = len(b)
-		}
-		nal, rest = b[:end], b[end:]
-		for len(nal) > 0 && nal[len(nal)-1] == 0 { // a NAL unit never ends in a zero byte (H.264 and H.265, Annex B)
-			nal = nal[:len(nal)-1]
-		}
+	for _, nal := range sets {
 		if len(nal) > 0 {
-			return nal, rest
+			f(nal)
 		}
-		b = rest
 	}
 }
-
-var startCode = []byte{0, 0, 1}
 
 // audioParameters prefers what the extradata says over the track's own fields.
 func audioParameters(t media.Track) (rate, channels, bits int, err error) {

@@ -32,13 +32,6 @@ const (
 	maxAccessUnit = 16 << 20
 )
 
-// Unit is one access unit, or with Last unset a part of one, as a session sends it.
-type Unit struct {
-	PTS  int64 // Unix ns
-	Last bool  // the end of an access unit: the RTP marker
-	Data []byte
-}
-
 // Catalog is what a server offers.
 type Catalog interface {
 	// Tracks describes the stream at a path (no slash in front). An error that is os.ErrNotExist is answered with 404.
@@ -49,9 +42,10 @@ type Catalog interface {
 
 // StreamReader is one session's cursor into a stream.
 type StreamReader interface {
-	// Next blocks until the next unit of a track is due. It is called from one goroutine per track; the unit's Data must stand
-	// until the next call for the same track. Any error ends the session.
-	Next(ctx context.Context, track int) (Unit, error)
+	// Next blocks until the next packet of a track is due: an access unit, or a part of one with FlagLastInAU on the last part.
+	// It is called from one goroutine per track; the packet's Data must stand until the next call for the same track. Any error
+	// ends the session.
+	Next(ctx context.Context, track int) (media.Packet, error)
 	// Close is called once, when no Next runs any more.
 	Close()
 }

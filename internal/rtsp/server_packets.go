@@ -10,7 +10,10 @@ import (
 	"github.com/cfpipe/cfpipe/internal/media"
 )
 
-var errNoNAL = errors.New("access unit without a start code")
+var (
+	errNoNAL = errors.New("access unit without a start code")
+	errNoOBU = errors.New("temporal unit without an OBU")
+)
 
 // senderReportInterval in ns of the stream's clock. RFC 3550 suggests 5 s; the first report goes out before the first packet,
 // so that a reader has the absolute time from the start.
@@ -53,9 +56,9 @@ func newPacketiser(t media.Track, f format.Format, ssrc uint32) (*packetiser, er
 }
 
 // unit makes the packets of u. They stand in buf until the next call.
-func (p *packetiser) unit(u Unit) error {
+func (p *packetiser) unit(u media.Packet) error {
 	p.buf, p.ends, p.report = p.buf[:0], p.ends[:0], p.report[:0]
-	p.time, p.last = rtpTime(u.PTS, p.rate), u.Last
+	p.time, p.last = rtpTime(u.PTS, p.rate), u.Flags&media.FlagLastInAU != 0
 	if u.PTS >= p.nextReport || u.PTS < p.nextReport-2*senderReportInterval {
 		p.nextReport = u.PTS + senderReportInterval
 		if p.framed {

@@ -4,9 +4,9 @@ import (
 	"fmt"
 
 	"github.com/bluenviron/gortsplib/v4/pkg/format"
-	"github.com/bluenviron/mediacommon/v2/pkg/codecs/av1"
 	"github.com/pion/rtp"
 
+	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
 )
 
@@ -48,18 +48,7 @@ func payloaderOf(t media.Track, f format.Format) (payloader, error) {
 	case *format.G726:
 		return &samplePayloader{bitsPerTick: f.BitRate / 8}, nil
 	case *format.AV1:
-		e, err := f.CreateEncoder()
-		if err != nil {
-			return nil, err
-		}
-		e.PayloadMaxSize = maxRTPPayload
-		return &libraryPayloader{encode: func(unit []byte) ([]*rtp.Packet, error) {
-			var obus av1.Bitstream
-			if err := obus.Unmarshal(unit); err != nil {
-				return nil, err
-			}
-			return e.Encode(withoutDelimiters(obus))
-		}}, nil
+		return &av1Payloader{}, nil
 	case *format.MJPEG:
 		e, err := f.CreateEncoder()
 		if err != nil {
@@ -75,67 +64,117 @@ func payloaderOf(t media.Track, f format.Format) (payloader, error) {
 type h264Payloader struct{ head [2]byte }
 
 func (p *h264Payloader) payloads(unit []byte, out rtpSink) error {
-	nal, rest := nextNAL(unit)
-	if nal == nil {
+	var held []byte // one behind: the last NAL unit carries the marker
+	for nal := range bitstream.NALs(unit) {
+		if held != nil {
+			p.nal(held, false, out)
+		}
+		held = nal
+	}
+	if held == nil {
 		return errNoNAL
 	}
-	for nal != nil {
-		next, after := nextNAL(rest)
-		if len(nal) <= maxRTPPayload {
-			out.payload(nil, nal, next == nil, 0)
-		} else {
-			const indicator = 28 // FU-A
-			p.head[0] = nal[0]&0x60 | indicator
-			p.head[1] = nal[0]&0x1F | 0x80 // start
-			for body := nal[1:]; ; p.head[1] &^= 0x80 {
-				if n := maxRTPPayload - 2; len(body) > n {
-					out.payload(p.head[:2], body[:n], false, 0)
-					body = body[n:]
-					continue
-				}
-				p.head[1] |= 0x40 // end
-				out.payload(p.head[:2], body, next == nil, 0)
-				break
-			}
-		}
-		nal, rest = next, after
-	}
+	p.nal(held, true, out)
 	return nil
+}
+
+func (p *h264Payloader) nal(nal []byte, last bool, out rtpSink) {
+	if len(nal) <= maxRTPPayload {
+		out.payload(nil, nal, last, 0)
+		return
+	}
+	const indicator = 28 // FU-A
+	p.head[0] = nal[0]&0x60 | indicator
+	p.head[1] = nal[0]&0x1F | 0x80 // start
+	const n = maxRTPPayload - 2
+	body := nal[1:]
+	for ; len(body) > n; body = body[n:] {
+		out.payload(p.head[:], body[:n], false, 0)
+		p.head[1] &^= 0x80
+	}
+	p.head[1] |= 0x40 // end
+	out.payload(p.head[:], body, last, 0)
 }
 
 // h265Payloader: RFC 7798, single NAL units and fragmentation units.
 type h265Payloader struct{ head [3]byte }
 
 func (p *h265Payloader) payloads(unit []byte, out rtpSink) error {
-	nal, rest := nextNAL(unit)
-	if nal == nil {
+	var held []byte
+	for nal := range bitstream.NALs(unit) {
+		if len(nal) < 2 { // no room for the header: not a NAL unit, and no reader could take it
+			continue
+		}
+		if held != nil {
+			p.nal(held, false, out)
+		}
+		held = nal
+	}
+	if held == nil {
 		return errNoNAL
 	}
-	for nal != nil {
-		next, after := nextNAL(rest)
-		switch {
-		case len(nal) < 2: // no room for the header: not a NAL unit, and no reader could take it
-		case len(nal) <= maxRTPPayload:
-			out.payload(nil, nal, next == nil, 0)
-		default:
-			const fu = 49
-			p.head[0] = nal[0]&0x81 | fu<<1
-			p.head[1] = nal[1]
-			p.head[2] = nal[0]>>1&0x3F | 0x80 // start
-			for body := nal[2:]; ; p.head[2] &^= 0x80 {
-				if n := maxRTPPayload - 3; len(body) > n {
-					out.payload(p.head[:3], body[:n], false, 0)
-					body = body[n:]
-					continue
-				}
-				p.head[2] |= 0x40 // end
-				out.payload(p.head[:3], body, next == nil, 0)
-				break
-			}
-		}
-		nal, rest = next, after
-	}
+	p.nal(held, true, out)
 	return nil
+}
+
+func (p *h265Payloader) nal(nal []byte, last bool, out rtpSink) {
+	if len(nal) <= maxRTPPayload {
+		out.payload(nil, nal, last, 0)
+		return
+	}
+	const fu = 49
+	p.head[0] = nal[0]&0x81 | fu<<1
+	p.head[1] = nal[1]
+	p.head[2] = nal[0]>>1&0x3F | 0x80 // start
+	const n = maxRTPPayload - 3
+	body := nal[2:]
+	for ; len(body) > n; body = body[n:] {
+		out.payload(p.head[:], body[:n], false, 0)
+		p.head[2] &^= 0x80
+	}
+	p.head[2] |= 0x40 // end
+	out.payload(p.head[:], body, last, 0)
+}
+
+// av1Payloader: the AV1 payload format, one OBU element a packet (W = 1), without size fields and temporal delimiters.
+type av1Payloader struct{ head [3]byte }
+
+func (p *av1Payloader) payloads(unit []byte, out rtpSink) error {
+	var held bitstream.OBU
+	first := byte(0x08) // N: a coded video sequence begins
+	if !bitstream.AV1IsKey(unit) {
+		first = 0
+	}
+	for o := range bitstream.OBUs(unit) {
+		if o.Type == bitstream.OBUTemporalDelimiter || o.Type == bitstream.OBUTileList || o.Type == bitstream.OBUPadding {
+			continue
+		}
+		if held.Header != nil {
+			p.obu(held, first, false, out)
+			first = 0
+		}
+		held = o
+	}
+	if held.Header == nil {
+		return errNoOBU
+	}
+	p.obu(held, first, true, out)
+	return nil
+}
+
+func (p *av1Payloader) obu(o bitstream.OBU, aggregation byte, last bool, out rtpSink) {
+	const one = 0x10 // W = 1
+	p.head[0] = aggregation | one
+	n := 1 + copy(p.head[1:], o.Header)
+	p.head[1] &^= 2 // no size field
+	body := o.Payload
+	for ; len(body) > maxRTPPayload-n; n = 1 {
+		p.head[0] |= 0x40 // Y: continues in the next packet
+		out.payload(p.head[:n], body[:maxRTPPayload-n], false, 0)
+		body = body[maxRTPPayload-n:]
+		p.head[0] = 0x80 | one // Z: continues
+	}
+	out.payload(p.head[:n], body, last, 0)
 }
 
 // aacPayloader: RFC 3640, AAC-hbr, one access unit a packet, fragmented when it is too long.
@@ -196,15 +235,4 @@ func (p *libraryPayloader) payloads(unit []byte, out rtpSink) error {
 		out.payload(nil, pkt.Payload, i == len(packets)-1, pkt.Timestamp)
 	}
 	return nil
-}
-
-// withoutDelimiters drops temporal delimiters: they do not go over RTP.
-func withoutDelimiters(obus [][]byte) [][]byte {
-	kept := obus[:0]
-	for _, obu := range obus {
-		if len(obu) > 0 && obu[0]>>3&0x0F != 2 {
-			kept = append(kept, obu)
-		}
-	}
-	return kept
 }

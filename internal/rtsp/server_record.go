@@ -6,16 +6,9 @@ import (
 
 // Publisher takes what peers publish with ANNOUNCE and RECORD.
 type Publisher interface {
-	// Publish is asked for a sink when a peer has announced tracks for a path; an error refuses it.
-	Publish(path string, tracks []media.Track) (PublishSink, error)
-}
-
-// PublishSink takes the access units of one publisher.
-type PublishSink interface {
-	// Unit hands over an access unit, from one goroutine at a time; the data is the callee's.
-	Unit(track int, u Unit)
-	// Close is called once, with the cause, when the publisher is gone.
-	Close(cause error)
+	// Publish is asked for a sink when a peer has announced tracks for a path; an error refuses it. closed is called once, with
+	// the cause, when the publisher is gone.
+	Publish(path string, tracks []media.Track) (sink media.Sink, closed func(cause error), err error)
 }
 
 type publishing struct{}

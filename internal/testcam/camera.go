@@ -156,10 +156,10 @@ type cursor struct {
 var errNoUnits = errors.New("the track is empty")
 
 // Next implements rtsp.StreamReader: it waits until the next unit is due.
-func (r *reader) Next(ctx context.Context, track int) (rtsp.Unit, error) {
+func (r *reader) Next(ctx context.Context, track int) (media.Packet, error) {
 	c, t := &r.cursors[track], &r.clip.tracks[track]
 	if len(t.units) == 0 {
-		return rtsp.Unit{}, errNoUnits
+		return media.Packet{}, errNoUnits
 	}
 	if c.next >= len(t.units) {
 		c.next, c.base = 0, c.base+r.clip.duration
@@ -175,13 +175,17 @@ func (r *reader) Next(ctx context.Context, track int) (rtsp.Unit, error) {
 		case <-c.timer.C:
 		case <-ctx.Done():
 			c.timer.Stop()
-			return rtsp.Unit{}, ctx.Err()
+			return media.Packet{}, ctx.Err()
 		}
 	} else if err := ctx.Err(); err != nil {
-		return rtsp.Unit{}, err
+		return media.Packet{}, err
 	}
 	c.next++
-	return rtsp.Unit{PTS: c.base + u.pts, Last: true, Data: u.data}, nil
+	flags := media.FlagLastInAU
+	if u.key {
+		flags |= media.FlagKey
+	}
+	return media.Packet{PTS: c.base + u.pts, DTS: c.base + u.dts, Flags: flags, Data: u.data}, nil
 }
 
 // Close implements rtsp.StreamReader.
