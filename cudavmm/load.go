@@ -1,0 +1,132 @@
+package cudavmm
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// libraries are the names that libcuda goes by: with the driver installed the first is on the loader's path, in containers
+// and on Jetson it may only be found by its full path.
+var libraries = []string{
+	"libcuda.so.1",
+	"/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+	"/usr/lib/aarch64-linux-gnu/libcuda.so.1",
+	"/usr/lib64/libcuda.so.1",
+	"/usr/local/nvidia/lib64/libcuda.so.1",
+	"/usr/lib/wsl/lib/libcuda.so.1",
+}
+
+var loaded struct {
+	sync.Once
+	driver *Driver
+	err    error
+}
+
+// Open loads the CUDA driver and initialises it, once for the process; the library stays loaded.
+// The error is an ErrUnavailable that says what is missing.
+func Open() (*Driver, error) {
+	loaded.Do(func() {
+		a, err := load()
+		if err != nil {
+			loaded.err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+			return
+		}
+		loaded.driver, loaded.err = newDriver(a)
+	})
+	return loaded.driver, loaded.err
+}
+
+func load() (*api, error) {
+	var handle uintptr
+	var first error
+	for _, name := range libraries {
+		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+		if err == nil {
+			handle = h
+			break
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	if handle == 0 {
+		return nil, fmt.Errorf("no NVIDIA driver: %w", first)
+	}
+	a := &api{}
+	find := func(name string) uintptr {
+		p, err := purego.Dlsym(handle, name)
+		if err != nil {
+			return 0
+		}
+		return p
+	}
+	if err := a.bind(find, register); err != nil {
+		_ = purego.Dlclose(handle)
+		return nil, err
+	}
+	return a, nil
+}
+
+// register makes the Go function of a driver function. purego's generic way goes through reflection and allocates, so the
+// functions that are called for every frame are made by hand.
+func register(field any, address uintptr) {
+	switch f := field.(type) {
+	case *func(uintptr) result: // cuCtxSetCurrent, cuStreamSynchronize, cuStreamQuery, cuEvent…
+		*f = func(h uintptr) result {
+			r, _, _ := purego.SyscallN(address, h)
+			return result(r)
+		}
+	case *func(uintptr, uintptr) result: // cuEventRecord
+		*f = func(a, b uintptr) result {
+			r, _, _ := purego.SyscallN(address, a, b)
+			return result(r)
+		}
+	case *func(*copy2D, uintptr) result: // cuMemcpy2DAsync
+		*f = func(c *copy2D, stream uintptr) result {
+			r, _, _ := purego.SyscallN(address, uintptr(unsafe.Pointer(c)), stream)
+			return result(r)
+		}
+	default:
+		purego.RegisterFunc(field, address)
+	}
+}
+
+// newDriver initialises the driver and counts its devices.
+func newDriver(a *api) (*Driver, error) {
+	d := &Driver{api: a, devices: map[int]*Device{}}
+	if err := d.check("cuInit", a.init(0)); err != nil {
+		return nil, fmt.Errorf("%w: %w%s", ErrUnavailable, err, initHint(err))
+	}
+	var n int32
+	if err := d.check("cuDeviceGetCount", a.deviceGetCount(&n)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	if n < 1 {
+		return nil, fmt.Errorf("%w: the driver reports no GPU", ErrUnavailable)
+	}
+	d.count = int(n)
+	return d, nil
+}
+
+// initHint adds what the driver's code leaves open.
+func initHint(err error) string {
+	var e *Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	switch e.Code {
+	case codeNoDevice:
+		return " (no GPU is visible: is CUDA_VISIBLE_DEVICES set, was the container given a GPU?)"
+	case codeSystemNotReady:
+		return " (is the fabric manager running?)"
+	case 803: // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+		return " (libcuda and the kernel module are of different versions)"
+	case 999: // CUDA_ERROR_UNKNOWN
+		return " (is /dev/nvidia-uvm there and open to this user?)"
+	}
+	return ""
+}
