@@ -223,6 +223,11 @@ func (v *Device) Free() (free, total uint64, err error) {
 	return free, total, err
 }
 
+// With calls f on a thread that has the context current, for libraries that look for it there.
+func (v *Device) With(f func()) error {
+	return v.do("", func() result { f(); return 0 })
+}
+
 // do makes the context current on this thread and calls the driver. A context belongs to a thread, a goroutine does not:
 // the two are held together for the length of the call.
 func (v *Device) do(call string, f func() result) error {

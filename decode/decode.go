@@ -1,0 +1,378 @@
+// Package decode turns the packets of a camera into pictures in frame slots: with the GPU's NVDEC or on the CPU, through
+// FFmpeg's decoders. It crops, unifies pixel formats to NV12 and P010, and carries on at the next keyframe after damage.
+package decode
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime"
+
+	"github.com/cfpipe/cfpipe/cudavmm"
+)
+
+// Codec ids, FFmpeg's numbers.
+const (
+	CodecMJPEG = 7
+	CodecH264  = 27
+	CodecHEVC  = 173
+	CodecAV1   = 225
+	codecVP8   = 139
+	codecVP9   = 167
+)
+
+var (
+	// ErrUnsupported says that a stream cannot be decoded in the way asked for; the text says what is missing.
+	ErrUnsupported = errors.New("not supported")
+	// ErrDecoder says that a decoder failed again and again, also after it was opened anew.
+	ErrDecoder = errors.New("decoder failed")
+)
+
+// codecNames holds for each codec its name and FFmpeg's decoders of it.
+var codecNames = map[uint32]struct{ name, cpu, cuda string }{
+	CodecH264:  {"H.264", "h264", "h264"},
+	CodecHEVC:  {"H.265", "hevc", "hevc"},
+	CodecAV1:   {"AV1", "libdav1d", "av1"}, // FFmpeg's own av1 decodes on GPUs only
+	CodecMJPEG: {"MJPEG", "mjpeg", "mjpeg"},
+	codecVP8:   {"VP8", "vp8", "vp8"},
+	codecVP9:   {"VP9", "vp9", "vp9"},
+	1:          {"MPEG-1", "mpeg1video", ""},
+	2:          {"MPEG-2", "mpeg2video", ""},
+	12:         {"MPEG-4", "mpeg4", ""},
+}
+
+// CodecName names a codec id for people.
+func CodecName(id uint32) string {
+	if c, ok := codecNames[id]; ok {
+		return c.name
+	}
+	return fmt.Sprintf("codec %d", id)
+}
+
+// Mode chooses the decoder.
+type Mode int
+
+const (
+	Auto Mode = iota // NVDEC where it is there and can decode the stream, else the CPU
+	CUDA             // NVDEC or an error
+	CPU
+)
+
+// ParseMode reads auto, cuda or cpu.
+func ParseMode(s string) (Mode, error) {
+	for m, name := range []string{"auto", "cuda", "cpu"} {
+		if s == name {
+			return Mode(m), nil
+		}
+	}
+	return 0, fmt.Errorf("decoder %q: want auto, cuda or cpu", s)
+}
+
+func (m Mode) String() string { return [...]string{"auto", "cuda", "cpu"}[m] }
+
+// Options of a Decoder. CodecID alone is required.
+type Options struct {
+	CodecID   uint32
+	Extradata []byte // parameter sets; may be empty when the stream carries them
+	Mode      Mode
+	// Device is the GPU that NVDEC decodes on and that slots may lie on; nil = none. It stays the caller's and must outlive the
+	// decoder.
+	Device *cudavmm.Device
+	// Threads: 0 decodes the slices of a picture in parallel, which delays nothing; n > 1 decodes n pictures in parallel, which is
+	// faster and holds each back by n − 1 pictures. NVDEC has no use for it.
+	Threads int
+	Logger  *slog.Logger // nil = silent
+}
+
+// Packet is one access unit.
+type Packet struct {
+	Data          []byte
+	PTS, DTS      int64 // ns; handed through
+	Key           bool
+	Corrupt       bool // damaged on its way
+	Discontinuity bool // packets are missing in front of it
+}
+
+// Stats counts what a Decoder has done.
+type Stats struct {
+	Packets  uint64 // given to it
+	Pictures uint64 // handed out
+	Errors   uint64 // damaged packets and pictures, and failures of the decoder
+	Skipped  uint64 // packets passed over while waiting for a keyframe
+	Reopened uint64 // decoders opened anew
+}
+
+// Decoder decodes one stream. One goroutine uses it.
+type Decoder struct {
+	o       Options
+	log     *slog.Logger
+	codec   *codec
+	caps    *caps           // NVDEC's, while it is in use
+	stream  *cudavmm.Stream // with a Device
+	reason  string          // why Auto is not on NVDEC
+	waitKey bool            // what comes before the next keyframe cannot be decoded right
+	dirty   bool            // the decoder holds references that are damaged: flush before the next keyframe
+	failed  int             // failures since the last picture
+	staging []byte
+	picture Picture
+	stats   Stats
+}
+
+// maxFailures is how often in a row a decoder may break before Auto gives NVDEC up, and CUDA and CPU end with an error.
+const maxFailures = 3
+
+// Open opens a decoder. In mode Auto it returns one on the CPU when NVDEC cannot be used, and Reason says why.
+func Open(o Options) (*Decoder, error) {
+	if _, ok := codecNames[o.CodecID]; !ok {
+		return nil, fmt.Errorf("%w: %s", ErrUnsupported, CodecName(o.CodecID))
+	}
+	d := &Decoder{o: o, log: o.Logger, waitKey: true}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	if o.Device != nil {
+		s, err := o.Device.NewStream()
+		if err != nil {
+			return nil, fmt.Errorf("open decoder: %w", err)
+		}
+		d.stream = s
+	}
+	if err := d.choose(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// choose opens the first decoder.
+func (d *Decoder) choose() error {
+	if d.o.Mode != CPU {
+		err := d.openNVDEC()
+		if err == nil || d.o.Mode == CUDA {
+			return err
+		}
+		d.reason = err.Error()
+	}
+	return d.openCPU()
+}
+
+func (d *Decoder) openNVDEC() error {
+	if d.o.Device == nil {
+		return fmt.Errorf("%w: no GPU", ErrUnsupported)
+	}
+	name := codecNames[d.o.CodecID].cuda
+	if name == "" {
+		return fmt.Errorf("%w: NVDEC for %s is not in use here", ErrUnsupported, CodecName(d.o.CodecID))
+	}
+	c, err := nvdecCaps(d.o.Device, d.o.CodecID)
+	if err != nil {
+		return err
+	}
+	k, err := openCodec(codecOptions{
+		name: name, extradata: d.o.Extradata, caps: c, device: d.o.Device.Info().Ordinal, stream: d.stream.Handle(),
+	})
+	if err != nil {
+		return err
+	}
+	d.codec, d.caps = k, c
+	return nil
+}
+
+func (d *Decoder) openCPU() error {
+	k, err := openCodec(codecOptions{
+		name: codecNames[d.o.CodecID].cpu, extradata: d.o.Extradata, threads: d.o.Threads,
+		lowDelay: d.o.CodecID == CodecAV1 && d.o.Threads == 0, // dav1d holds pictures back otherwise; h264 would lose its order
+	})
+	if err != nil {
+		return err
+	}
+	d.codec, d.caps = k, nil
+	return nil
+}
+
+// sliceThreads bounds the threads that share one picture: more than 4 gain nothing on camera streams.
+func sliceThreads() int { return min(4, runtime.NumCPU()) }
+
+// Hardware tells whether NVDEC decodes.
+func (d *Decoder) Hardware() bool { return d.caps != nil }
+
+// Reason says why mode Auto does not use NVDEC; "" while it does.
+func (d *Decoder) Reason() string { return d.reason }
+
+// Stats returns the counts so far.
+func (d *Decoder) Stats() Stats { return d.stats }
+
+// Close gives the decoder back. It may be called again.
+func (d *Decoder) Close() error {
+	if d.codec != nil {
+		d.codec.close()
+		d.codec = nil
+	}
+	if d.stream != nil {
+		return d.stream.Close()
+	}
+	return nil
+}
+
+// Decode takes one packet and calls emit for each picture that is ready, in presentation order. Damage is no error: it is
+// counted, and decoding goes on at the next keyframe. An error is emit's, or says that the stream cannot be decoded.
+func (d *Decoder) Decode(p Packet, emit func(*Picture) error) error {
+	if d.codec == nil {
+		return fmt.Errorf("%w: closed", ErrDecoder)
+	}
+	d.stats.Packets++
+	if len(p.Data) == 0 {
+		return nil
+	}
+	if p.Discontinuity && !d.waitKey {
+		// What is in flight is whole; it was only waiting for its turn.
+		if err := d.Drain(emit); err != nil {
+			return err
+		}
+	}
+	if p.Corrupt {
+		d.damaged()
+	}
+	if d.waitKey && (!p.Key || p.Corrupt) {
+		d.stats.Skipped++
+		return nil
+	}
+	if d.dirty {
+		d.codec.flush()
+		d.dirty = false
+	}
+	d.waitKey = false
+	return d.feed(p, emit)
+}
+
+// feed gives the packet to the decoder, and to the next one when that breaks.
+func (d *Decoder) feed(p Packet, emit func(*Picture) error) error {
+	for {
+		a, err := d.codec.send(p)
+		if a == gotPicture {
+			a, err = d.receive(emit)
+			if a == gotPicture {
+				return err // emit's, or none
+			}
+		}
+		switch {
+		case d.codec.refusal() != "":
+			if err := d.refused(); err != nil {
+				return err
+			}
+		case a == badData:
+			d.damaged()
+			return nil
+		default:
+			if err := d.reopen(err); err != nil {
+				return err
+			}
+		}
+		if !p.Key {
+			d.waitKey = true
+			return nil
+		}
+	}
+}
+
+// receive hands out what is ready. gotPicture says that all went well, or that emit failed.
+func (d *Decoder) receive(emit func(*Picture) error) (answer, error) {
+	for {
+		a, err := d.codec.receive()
+		switch a {
+		case wantsMore, atEnd:
+			return gotPicture, nil
+		case badData:
+			d.damaged()
+			continue
+		case broken:
+			return a, err
+		}
+		err = d.hand(emit)
+		d.codec.done()
+		if err != nil {
+			return gotPicture, err
+		}
+	}
+}
+
+func (d *Decoder) hand(emit func(*Picture) error) error {
+	if d.codec.out.corrupt != 0 {
+		d.damaged()
+	}
+	if d.waitKey {
+		return nil // a picture made from what is damaged
+	}
+	if err := d.picture.describe(d); err != nil {
+		return err
+	}
+	d.failed = 0
+	d.stats.Pictures++
+	return emit(&d.picture)
+}
+
+// damaged counts and makes the decoder wait for a keyframe.
+func (d *Decoder) damaged() {
+	d.stats.Errors++
+	d.waitKey, d.dirty = true, true
+}
+
+// Drain hands out the pictures that the decoder still holds; the next packet must be a keyframe.
+func (d *Decoder) Drain(emit func(*Picture) error) error {
+	if d.codec == nil {
+		return fmt.Errorf("%w: closed", ErrDecoder)
+	}
+	d.codec.drain()
+	_, err := d.receive(emit)
+	d.waitKey, d.dirty = true, true
+	return err
+}
+
+// refused moves to the CPU because the stream is beyond NVDEC, which the decoder learns from its parameter sets.
+func (d *Decoder) refused() error {
+	err := fmt.Errorf("%w: the NVDEC of %s cannot decode %s %s", ErrUnsupported, d.o.Device.Info().Name,
+		CodecName(d.o.CodecID), d.codec.refusal())
+	if d.o.Mode == CUDA {
+		return err
+	}
+	return d.fallBack(err)
+}
+
+func (d *Decoder) fallBack(why error) error {
+	d.reason = why.Error()
+	d.log.Warn("decoding on the CPU", "codec", CodecName(d.o.CodecID), "reason", d.reason)
+	d.codec.close()
+	d.codec = nil
+	return d.openCPU()
+}
+
+// reopen replaces a broken decoder.
+func (d *Decoder) reopen(cause error) error {
+	d.stats.Errors++
+	d.stats.Reopened++
+	if cause == nil {
+		cause = io.ErrUnexpectedEOF
+	}
+	hardware := d.Hardware()
+	if d.failed++; d.failed > maxFailures {
+		err := fmt.Errorf("%w: %d times in a row: %w", ErrDecoder, d.failed, cause)
+		if !hardware || d.o.Mode == CUDA {
+			return err
+		}
+		d.failed = 0
+		return d.fallBack(err)
+	}
+	d.log.Warn("decoder failed, opening it again", "codec", CodecName(d.o.CodecID), "hardware", hardware, "error", cause)
+	d.codec.close()
+	d.codec = nil
+	d.dirty = false
+	if !hardware {
+		return d.openCPU()
+	}
+	err := d.openNVDEC()
+	if err != nil && d.o.Mode == Auto {
+		d.reason = err.Error()
+		return d.openCPU()
+	}
+	return err
+}
