@@ -3,7 +3,78 @@ package framering
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
+	"sync"
 )
+
+// table gives out the subscriber bits of a publisher. What counts is kept here; the entries in shared memory tell others and
+// are never read back, except for the fields that subscribers write (last_seen_seq, last_ack_ns).
+type table struct {
+	block *block
+
+	mu   sync.Mutex
+	used uint32 // bit i: bit i is given out; bit 0 is the sentinel
+}
+
+func newTable(b *block) *table { return &table{block: b, used: 1} }
+
+// join takes the lowest free bit and fills its entry as connecting; 0 means that there is none. A subscriber of frames
+// counts in subscriber_bitmap from here on, so that STRICT_WAIT loses no frame between the handshake and its first read.
+func (t *table) join(pid int, name string, wantsFrames bool) (bit int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.used == ^uint32(0) {
+		return 0
+	}
+	bit = bits.TrailingZeros32(^t.used)
+	t.used |= 1 << bit
+	s := &t.block.subs[bit]
+	s.consumerPID.Store(uint64(max(pid, 0)))
+	s.lastSeenSeq.Store(0)
+	s.lastAckNS.Store(0)
+	s.storeName(name)
+	s.state.Store(uint64(SubscriberConnecting))
+	if wantsFrames {
+		t.block.hdr.bitmap.Or(1 << bit) // read by the publisher's STRICT_WAIT and by inspectors
+	}
+	return bit
+}
+
+// activate marks the end of the handshake.
+func (t *table) activate(bit int) { t.block.subs[bit].state.Store(uint64(SubscriberActive)) }
+
+// drain marks a subscriber that is being told the end; it owes no more ACKs.
+func (t *table) drain(bit int) {
+	t.block.hdr.bitmap.And(^uint64(1 << bit))
+	t.block.subs[bit].state.Store(uint64(SubscriberDraining))
+}
+
+// leave clears the entry and frees the bit.
+func (t *table) leave(bit int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.block.hdr.bitmap.And(^uint64(1 << bit))
+	s := &t.block.subs[bit]
+	s.state.Store(uint64(SubscriberFree))
+	s.consumerPID.Store(0)
+	s.lastSeenSeq.Store(0)
+	s.lastAckNS.Store(0)
+	s.storeName("")
+	t.used &^= 1 << bit
+}
+
+// list copies the entries that are in use.
+func (t *table) list() []SubscriberSlot {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var l []SubscriberSlot
+	for bit := 1; bit < subscriberSlots; bit++ {
+		if t.used&(1<<bit) != 0 {
+			l = append(l, t.block.subscriber(bit))
+		}
+	}
+	return l
+}
 
 // nameSize is the length of consumer_name in the table, its terminator included (§2.3).
 const nameSize = 32

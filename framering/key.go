@@ -1,0 +1,75 @@
+package framering
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+)
+
+// DefaultRuntimeDir is where control sockets live unless $CUFRAMES_RUNTIME_DIR or an option says otherwise (§1).
+const DefaultRuntimeDir = "/run/cuframes"
+
+const (
+	maxKey     = 63  // bytes (§1)
+	maxSunPath = 107 // bytes of a socket's path: sun_path of the kernel without its terminator
+)
+
+// CheckKey returns an error that Is ErrInvalidArg unless key matches ^[a-zA-Z0-9_-]{1,63}$ (§1).
+func CheckKey(key string) error {
+	ok := len(key) >= 1 && len(key) <= maxKey
+	for i := 0; ok && i < len(key); i++ {
+		c := key[i]
+		ok = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-'
+	}
+	if !ok {
+		return fmt.Errorf("key %q: want 1 to %d characters of a-z, A-Z, 0-9, _ and -: %w", cut(printable(key), 100), maxKey, ErrInvalidArg)
+	}
+	return nil
+}
+
+// RuntimeDir resolves the option: dir itself, else $CUFRAMES_RUNTIME_DIR, else DefaultRuntimeDir.
+func RuntimeDir(dir string) string {
+	if dir == "" {
+		dir = os.Getenv("CUFRAMES_RUNTIME_DIR")
+	}
+	if dir == "" {
+		dir = DefaultRuntimeDir
+	}
+	return dir
+}
+
+// SocketPath returns the path of a key's control socket.
+func SocketPath(runtimeDir, key string) string {
+	return filepath.Join(RuntimeDir(runtimeDir), key+".sock")
+}
+
+// ShmName returns the name of a key's frame SHM in /dev/shm.
+func ShmName(key string) string { return "cuframes-" + key }
+
+// PacketShmName returns the name of a key's packet ring in /dev/shm.
+func PacketShmName(key string) string { return "cuframes-" + key + "-packets" }
+
+func checkSocketPath(path string) error {
+	if len(path) > maxSunPath {
+		return fmt.Errorf("socket path %s has %d bytes, the kernel takes %d: choose a shorter runtime directory or key: %w",
+			path, len(path), maxSunPath, ErrInvalidArg)
+	}
+	return nil
+}
+
+// GroupID resolves the name or number of a Unix group; "" is 0, which opens nothing to any group.
+func GroupID(name string) (int, error) {
+	if name == "" {
+		return 0, nil
+	}
+	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return int(n), nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, fmt.Errorf("group %q: %w", name, err)
+	}
+	return strconv.Atoi(g.Gid)
+}

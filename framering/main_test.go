@@ -1,0 +1,173 @@
+package framering
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// roleVar makes this test binary a publisher or a subscriber, for tests that need processes to kill.
+const roleVar = "FRAMERING_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	switch role, dir, key := os.Getenv(roleVar), os.Getenv("DIR"), os.Getenv("KEY"); role {
+	case "publish": // prints "ready" or the error, and publishes until stdin ends
+		p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
+		if err == nil {
+			p.EnablePackets(PacketInfo{Path: PacketShmName(key), CodecID: 27})
+			err = p.Serve()
+		}
+		if errors.Is(err, ErrAlreadyExists) {
+			fmt.Println("exists")
+			os.Exit(0)
+		}
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("ready")
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		_ = p.Close(ReasonNormal)
+		os.Exit(0)
+	case "subscribe": // subscribes again and again with 8 connections at a time until it is killed
+		fmt.Println("ready")
+		for {
+			var subs []*Subscriber
+			for range 8 {
+				s, err := Dial(context.Background(), DialOptions{RuntimeDir: dir, Key: key, Flags: WantsPackets})
+				if err == nil {
+					subs = append(subs, s)
+				}
+			}
+			for _, s := range subs[:len(subs)/2] {
+				_ = s.Close()
+			}
+			for _, s := range subs[len(subs)/2:] {
+				s.peer.c.Close() // without UNSUBSCRIBE
+			}
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// child starts this binary in a role and returns it with its first line of output.
+func child(t testing.TB, role, dir, key string) (*testenv.Process, string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"="+role, "DIR="+dir, "KEY="+key)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	p := testenv.StartCmd(t, cmd)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	t.Cleanup(func() { in.Close() })
+	return p, strings.TrimSpace(line)
+}
+
+// place returns a runtime directory with a short name and a key of this test alone; it cleans /dev/shm behind the test.
+func place(t testing.TB) (dir, key string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cf")
+	require.NoError(t, err)
+	key = "t-" + rand.Text()[:12]
+	t.Cleanup(func() {
+		os.RemoveAll(dir)
+		left, _ := filepath.Glob(shm.Dir + "/cuframes-" + key + "*")
+		for _, f := range left {
+			os.Remove(f)
+		}
+	})
+	return dir, key
+}
+
+// publish starts a publisher and closes it after the test.
+func publish(t testing.TB, o PublisherOptions, packets bool) *Publisher {
+	t.Helper()
+	p, err := NewPublisher(o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(ReasonNormal)) })
+	if packets {
+		p.EnablePackets(PacketInfo{Path: PacketShmName(o.Key), CodecID: 27, InitialSeq: func() uint64 { return 41 }})
+	}
+	p.patience = 300 * time.Millisecond
+	require.NoError(t, p.Serve())
+	return p
+}
+
+// subscribe dials and closes after the test.
+func subscribe(t testing.TB, dir, key string, flags Flags) *Subscriber {
+	t.Helper()
+	s, err := Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key, Name: "reader", Flags: flags})
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// memfds is frame memory of n sealed memfds whose first byte is their index.
+type memfds []*shm.Segment
+
+func newMemfds(t testing.TB, n int, size uint64) memfds {
+	var m memfds
+	for i := range n {
+		s, err := shm.Memfd("frames", int(size))
+		require.NoError(t, err)
+		t.Cleanup(func() { s.Close() })
+		s.Bytes()[0] = byte(i)
+		m = append(m, s)
+	}
+	return m
+}
+
+func (m memfds) Granularity() uint64 { return 4096 }
+func (m memfds) FDs() (fds []int) {
+	for _, s := range m {
+		fds = append(fds, int(s.File().Fd()))
+	}
+	return fds
+}
+
+// wait fails the test unless c is closed soon.
+func wait(t testing.TB, c <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("waited too long for %s", what)
+	}
+}
+
+// eventuallyEmpty waits until the publisher has no subscriber and no bit in use.
+func eventuallyEmpty(t testing.TB, p *Publisher) {
+	t.Helper()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if l := p.Subscribers(); len(l) > 0 {
+			return fmt.Errorf("subscribers left: %v", l)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.sessions) > 0 {
+			return fmt.Errorf("%d sessions left", len(p.sessions))
+		}
+		return nil
+	})
+	require.EqualValues(t, 1, p.table.used)
+	require.Zero(t, p.block.hdr.bitmap.Load())
+	for bit := range subscriberSlots {
+		require.Equal(t, SubscriberSlot{Bit: bit}, p.block.subscriber(bit))
+	}
+}

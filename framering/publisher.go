@@ -1,0 +1,231 @@
+package framering
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+)
+
+// libVersion stands in the header for diagnostics: the version of the protocol's document that this package implements.
+var libVersion = [3]uint32{0, 4, 0}
+
+// PublisherOptions describe a publisher. Key must be set.
+type PublisherOptions struct {
+	RuntimeDir string       // "" = $CUFRAMES_RUNTIME_DIR, else DefaultRuntimeDir; made when missing
+	Key        string       // see CheckKey
+	GID        int          // group that may use socket and SHM (0660); 0 = the owner alone (0600)
+	Protocol   uint32       // 0 = 4
+	Frames     *FrameConfig // nil = packet-only publisher
+	Logger     *slog.Logger // nil = silent
+}
+
+// PacketInfo tells subscribers about the packet ring of a publisher.
+type PacketInfo struct {
+	Path       string        // relative to /dev/shm, see PacketShmName
+	CodecID    uint32        // FFmpeg's
+	InitialSeq func() uint64 // last_keyframe_seq now; nil = 0. Called from several goroutines
+}
+
+// Publisher owns a key: its frame SHM with the lock, its control socket, its subscribers. Methods may be called from any
+// goroutine.
+type Publisher struct {
+	key     string
+	path    string // of the socket
+	gid     int
+	dialect *dialect
+	frames  *FrameConfig
+	log     *slog.Logger
+
+	patience time.Duration // with a peer in its handshake
+
+	seg   *shm.Segment
+	block *block
+	table *table
+
+	mu       sync.Mutex
+	packets  PacketInfo
+	listener *net.UnixListener
+	sessions map[*session]struct{}
+	closing  bool
+	stop     chan struct{} // closed with closing
+	wg       sync.WaitGroup
+	close    sync.Once
+	closeErr error
+}
+
+// NewPublisher claims a key: it makes the frame SHM and takes its lock. Nobody can subscribe before Serve. The error Is
+// ErrAlreadyExists when a living publisher has the key; what a dead one left is replaced.
+func NewPublisher(o PublisherOptions) (*Publisher, error) {
+	if err := CheckKey(o.Key); err != nil {
+		return nil, err
+	}
+	p := &Publisher{
+		key: o.Key, path: SocketPath(o.RuntimeDir, o.Key), gid: o.GID, dialect: dialectFor(o.Protocol), frames: o.Frames,
+		log: o.Logger, sessions: map[*session]struct{}{}, stop: make(chan struct{}), patience: handshakeTimeout,
+	}
+	if p.dialect == nil {
+		return nil, fmt.Errorf("publish %s: protocol %d: %w", o.Key, o.Protocol, ErrInvalidArg)
+	}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	p.log = p.log.With("key", o.Key)
+	if err := checkSocketPath(p.path); err != nil {
+		return nil, err
+	}
+	params := blockParams{dialect: p.dialect, libVersion: libVersion, pid: uint64(os.Getpid())}
+	if f := o.Frames; f != nil {
+		if err := f.check(); err != nil {
+			return nil, fmt.Errorf("publish %s: %w", o.Key, err)
+		}
+		params.ringSize, params.policy, params.meta = f.RingSize, f.Policy, f.Meta
+	}
+	if err := os.MkdirAll(filepath.Dir(p.path), 0o755); err != nil {
+		return nil, fmt.Errorf("publish %s: make the runtime directory: %w (choose another with --runtime-dir)", o.Key, err)
+	}
+
+	// Ask the socket first: a foreign publisher holds no lock but listens. Our own always hold the lock.
+	switch alive, err := probe(p.path); {
+	case err != nil:
+		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
+	case alive:
+		return nil, fmt.Errorf("publish %s: another publisher answers at %s: %w", o.Key, p.path, ErrAlreadyExists)
+	}
+	name := ShmName(o.Key)
+	seg, err := shm.CreateLocked(name, blockSize, shm.CreateOptions{
+		GID: o.GID, Foreign: func(head []byte) bool { return foreignAlive(name, head) },
+	})
+	if errors.Is(err, shm.ErrExists) {
+		return nil, fmt.Errorf("publish %s: another publisher holds /dev/shm/%s: %w", o.Key, name, ErrAlreadyExists)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
+	}
+	p.seg, p.block = seg, initBlock(seg.Bytes(), params)
+	p.table = newTable(p.block)
+	return p, nil
+}
+
+func (f *FrameConfig) check() error {
+	if f.RingSize < 1 || f.RingSize > MaxRingSize {
+		return fmt.Errorf("ring of %d frame slots, want 1 to %d: %w", f.RingSize, MaxRingSize, ErrInvalidArg)
+	}
+	if err := f.Meta.Check(); err != nil {
+		return err
+	}
+	if f.Policy > StrictWait {
+		return fmt.Errorf("%s: %w", f.Policy, ErrInvalidArg)
+	}
+	if f.Memory == nil || len(f.Memory.FDs()) != f.RingSize {
+		return fmt.Errorf("frame memory does not have %d descriptors: %w", f.RingSize, ErrInvalidArg)
+	}
+	if g := f.Memory.Granularity(); g == 0 || g&(g-1) != 0 || g > maxGranularity {
+		return fmt.Errorf("frame memory of granularity %d: %w", g, ErrInvalidArg)
+	}
+	return nil
+}
+
+// EnablePackets announces the packet ring to subscribers that come from now on.
+func (p *Publisher) EnablePackets(i PacketInfo) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.packets = i
+}
+
+// Serve begins to listen and returns; subscribers are served in the background until Close.
+func (p *Publisher) Serve() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closing || p.listener != nil {
+		return fmt.Errorf("serve %s: closed or serving already: %w", p.key, ErrInvalidArg)
+	}
+	l, err := listen(p.path, p.gid)
+	if err != nil {
+		return fmt.Errorf("serve %s: %w", p.key, err)
+	}
+	p.listener = l
+	p.wg.Go(func() { p.accept(l) })
+	return nil
+}
+
+// listen makes the socket under a name of its own, gives it its mode, and renames it into place: there is no moment at which
+// it is open to more than it should be, and a dead publisher's socket is replaced in one step. The caller holds the key's lock.
+func listen(path string, gid int) (*net.UnixListener, error) {
+	dir, name := filepath.Split(path)
+	temp := dir + "." + rand.Text()[:min(len(name)-1, 12)] // not longer than path, and no key begins with a dot
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: temp, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // it would remove temp
+	err = func() error {
+		mode := fs.FileMode(0o600)
+		if gid != 0 {
+			mode = 0o660
+			if err := os.Chown(temp, -1, gid); err != nil {
+				return fmt.Errorf("give the socket to group %d: %w", gid, err)
+			}
+		}
+		if err := os.Chmod(temp, mode); err != nil {
+			return err
+		}
+		return os.Rename(temp, path)
+	}()
+	if err != nil {
+		l.Close()
+		_ = os.Remove(temp)
+		return nil, err
+	}
+	return l, nil
+}
+
+// Subscribers returns a copy of the subscriber table's entries in use.
+func (p *Publisher) Subscribers() []SubscriberSlot { return p.table.list() }
+
+// Header returns a copy of the header in shared memory.
+func (p *Publisher) Header() Header { return p.block.header() }
+
+// Close tells all subscribers that the publisher ends, waits until they are told, and removes socket and SHM. Calls after
+// the first return the first one's error.
+func (p *Publisher) Close(reason Reason) error {
+	p.close.Do(func() {
+		p.mu.Lock()
+		p.closing = true
+		close(p.stop)
+		l := p.listener
+		sessions := make([]*session, 0, len(p.sessions))
+		for s := range p.sessions {
+			sessions = append(sessions, s)
+		}
+		p.mu.Unlock()
+
+		p.block.hdr.shutdownFlag.Store(1) // read by readers that wake, and by List
+		shm.FutexWake((*uint32)(unsafe.Pointer(&p.block.hdr.globalSeq)))
+		var err error
+		if l != nil {
+			err = l.Close()
+			// The lock is held: nobody else's socket stands there.
+			if rerr := os.Remove(p.path); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+				err = errors.Join(err, rerr)
+			}
+		}
+		var told sync.WaitGroup
+		for _, s := range sessions {
+			told.Go(func() { s.end(shutdownNotice{reason}) })
+		}
+		told.Wait()
+		p.wg.Wait()
+		p.closeErr = errors.Join(err, p.seg.Close())
+	})
+	return p.closeErr
+}
