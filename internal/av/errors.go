@@ -1,0 +1,72 @@
+package av
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"github.com/asticode/go-astiav"
+)
+
+// Causes that callers tell apart; test with errors.Is.
+var (
+	ErrInvalidData = errors.New("invalid data")
+	ErrUnsupported = errors.New("not supported")
+)
+
+// Error is a failed call into FFmpeg.
+type Error struct {
+	Op   string // what was tried, for people: "open", "read", "write header" …
+	Code int    // AVERROR
+}
+
+func (e *Error) Error() string { return e.Op + ": " + Mask(astiav.Error(e.Code).Error()) }
+
+// Unwrap gives the cause in Go's terms, so that errors.Is(err, os.ErrNotExist), io.EOF, syscall.ENOSPC, context.Canceled
+// (an interrupted call), os.ErrDeadlineExceeded, ErrInvalidData and ErrUnsupported work.
+func (e *Error) Unwrap() error {
+	switch code := astiav.Error(e.Code); code {
+	case astiav.ErrEof:
+		return io.EOF
+	case astiav.ErrExit:
+		return context.Canceled
+	case astiav.ErrEtimedout:
+		return os.ErrDeadlineExceeded
+	case astiav.ErrHttpNotFound, astiav.ErrStreamNotFound:
+		return os.ErrNotExist
+	case astiav.ErrHttpUnauthorized, astiav.ErrHttpForbidden:
+		return os.ErrPermission
+	case astiav.ErrInvaliddata:
+		return ErrInvalidData
+	case astiav.ErrDemuxerNotFound, astiav.ErrMuxerNotFound, astiav.ErrProtocolNotFound, astiav.ErrDecoderNotFound,
+		astiav.ErrEncoderNotFound, astiav.ErrBsfNotFound, astiav.ErrPatchwelcome, astiav.ErrOptionNotFound:
+		return ErrUnsupported
+	}
+	if e.Code < 0 && e.Code > -4096 { // AVERROR(errno)
+		return syscall.Errno(-e.Code)
+	}
+	return nil
+}
+
+// wrap turns an error of astiav into an *Error; nil stays nil.
+func wrap(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var code astiav.Error
+	if errors.As(err, &code) {
+		return &Error{Op: op, Code: int(code)}
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+// codeError is wrap for the return value of a C call.
+func codeError(op string, code int) error {
+	if code >= 0 {
+		return nil
+	}
+	return &Error{Op: op, Code: code}
+}

@@ -1,0 +1,126 @@
+// Package mux turns packets into files and byte streams: containers, timestamps, segments.
+//
+// Times are Unix ns throughout; a file's own clock begins with its first packet in decoding order.
+package mux
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cfpipe/cfpipe/internal/media"
+)
+
+// Format is a container, or the bare byte stream.
+type Format string
+
+// The formats.
+const (
+	FMP4   Format = "fmp4"   // fragmented MP4: playable at any moment, loses at most the fragment in flight
+	MP4    Format = "mp4"    // MP4 that is fragmented while it is written and gets an ordinary index at its end
+	MKV    Format = "mkv"    // Matroska
+	TS     Format = "ts"     // MPEG transport stream
+	NUT    Format = "nut"    // FFmpeg's own container: any codec, exact times
+	AnnexB Format = "annexb" // the video's bytes alone: Annex B, OBUs or JPEGs one after another
+)
+
+// ParseFormat reads the name of a format; "mpegts", "matroska" and "h264" … are taken too.
+func ParseFormat(s string) (Format, error) {
+	switch strings.ToLower(s) {
+	case "fmp4":
+		return FMP4, nil
+	case "mp4", "mov":
+		return MP4, nil
+	case "mkv", "matroska":
+		return MKV, nil
+	case "ts", "mpegts":
+		return TS, nil
+	case "nut":
+		return NUT, nil
+	case "annexb", "h264", "h265", "hevc", "raw":
+		return AnnexB, nil
+	}
+	return "", fmt.Errorf("format %q: want fmp4, mp4, mkv, ts, nut or annexb", s)
+}
+
+// Extension is the file name extension of the format, with its dot.
+func (f Format) Extension() string {
+	switch f {
+	case FMP4, MP4:
+		return ".mp4"
+	case AnnexB:
+		return ".bin"
+	}
+	return "." + string(f)
+}
+
+// More codec ids of FFmpeg that containers are asked about; media names those that sources deliver.
+const (
+	mpeg1Video = 1
+	mpeg2Video = 2
+	mpeg4Video = 12
+	pcmS16LE   = 65536
+	mp2        = 86016
+	mp3        = 86017
+	ac3        = 86019
+	flac       = 86028
+	alac       = 86032
+	eac3       = 86056
+)
+
+// muxerFor returns libavformat's muxer for a format and whether the format can hold the codec. "" for AnnexB.
+func muxerFor(f Format, video uint32) (string, error) {
+	switch f {
+	case FMP4, MP4:
+		return "mp4", nil
+	case MKV:
+		return "matroska", nil
+	case TS:
+		switch video {
+		case media.H264, media.HEVC, mpeg1Video, mpeg2Video, mpeg4Video:
+			return "mpegts", nil
+		}
+		return "", fmt.Errorf("an MPEG transport stream cannot hold this video (codec %d): use mkv or fmp4", video)
+	case NUT:
+		return "nut", nil
+	}
+	return "", fmt.Errorf("format %q has no muxer", f)
+}
+
+// HoldsAudio says whether a format can hold an audio codec, and what stands in the way.
+//
+// MP4 has no place for G.711 and L16 that players know: with such audio the file is written in MP4's QuickTime flavour, which
+// holds the samples as they are.
+func HoldsAudio(f Format, codec uint32) error {
+	switch f {
+	case FMP4, MP4:
+		if isoAudio(codec) || quickTimeAudio(codec) {
+			return nil
+		}
+	case TS:
+		switch codec {
+		case media.AAC, media.Opus, mp2, mp3, ac3, eac3:
+			return nil
+		}
+	case MKV, NUT:
+		return nil
+	case AnnexB:
+		return fmt.Errorf("%s is video alone", f)
+	}
+	return fmt.Errorf("%s cannot hold this audio (codec %d): mkv can", f, codec)
+}
+
+func isoAudio(codec uint32) bool {
+	switch codec {
+	case media.AAC, media.Opus, mp2, mp3, ac3, eac3, flac, alac:
+		return true
+	}
+	return false
+}
+
+func quickTimeAudio(codec uint32) bool {
+	switch codec {
+	case media.PCMAlaw, media.PCMMulaw, media.PCMS16BE, pcmS16LE:
+		return true
+	}
+	return false
+}
