@@ -242,7 +242,7 @@ func (d *demuxer) deliver(ctx context.Context, sink media.Sink, i int) error {
 		}
 	}
 	raw, interval := t.times(d.pkt)
-	pts, dts, jumped, ok := d.in.clock.stamp(t, raw, interval)
+	pts, dts, jumped, ok := d.in.clock.stamp(t.Kind, raw, interval)
 	if !ok {
 		return nil
 	}
@@ -259,10 +259,15 @@ func (d *demuxer) deliver(ctx context.Context, sink media.Sink, i int) error {
 	return nil
 }
 
-// rewind goes back to the start; false when the input cannot: it is opened again then.
+// rewind goes back to the start; false when the input cannot do so exactly (a transport stream loses its first packet): it is
+// opened again then.
 func (d *demuxer) rewind() bool {
-	if d.pump != nil {
+	name := d.fc.InputFormat().Name()
+	if d.pump != nil || !strings.Contains(name, "mp4") && !strings.Contains(name, "matroska") {
 		return false
+	}
+	for _, t := range d.tracks {
+		t.counting = false
 	}
 	start := d.fc.StartTime()
 	if start == noTime {

@@ -31,17 +31,27 @@ type inputClock struct {
 	wall     time.Time // the moment of the anchor, with its monotonic reading
 	base     int64     // Unix time of the anchor
 
-	tracks  map[*inputTrack]struct{}
-	rebase  bool  // the next packet begins a new loop
-	end     int64 // Unix time at which the loop before ended
-	lastEnd int64 // Unix time at which the newest packet of the leading track ends
-	master  media.Kind
-	epoch   int // counts the jumps
+	master  media.Kind // the leading track: video where there is any
+	first   int64      // its first input time
+	seen    bool       // first is known
+	lastEnd int64      // Unix time at which its newest packet ends
+	newest  int64      // the latest input time of any track since the loop or the jump
+	loop    int        // counts the loops
+	epoch   int        // counts the jumps
+	kinds   [2]trackClock
+}
+
+// trackClock is what the clock keeps of a track, by its kind; it outlives the opening of the input.
+type trackClock struct {
+	raw, last   int64 // input time and Unix time of the newest packet (DTS)
+	interval    int64 // its duration, or the step to it
+	epoch, loop int
+	started     bool
 }
 
 // restart anchors the clock anew: the next packet is now.
 func (c *inputClock) restart() {
-	c.anchored, c.rebase = false, false
+	c.anchored, c.seen, c.master = false, false, media.Audio
 	if c.packets > 0 {
 		c.epoch++
 	}
@@ -50,64 +60,59 @@ func (c *inputClock) restart() {
 // nextLoop says that the input begins again: its first packet follows on the last.
 func (c *inputClock) nextLoop() {
 	if c.anchored {
-		c.rebase, c.end = true, c.lastEnd
+		c.offset = c.lastEnd - c.first
+		c.newest = c.first
+		c.loop++
 	}
 }
 
 // stamp returns a packet's Unix times. jumped is true for the first packet of each track after a jump; ok is false for a packet
 // that must be dropped: one of a loop's overhanging audio.
-func (c *inputClock) stamp(t *inputTrack, in inputTimes, interval int64) (pts, dts int64, jumped, ok bool) {
+func (c *inputClock) stamp(kind media.Kind, in inputTimes, interval int64) (pts, dts int64, jumped, ok bool) {
+	t := &c.kinds[kind]
 	if !c.anchored {
 		c.anchor(time.Now(), in.dts)
-		c.master = t.Kind
-		t.started = false
 	}
-	if t.Kind == media.Video {
-		c.master = media.Video
+	if !c.seen || kind == media.Video && c.master != media.Video {
+		c.first, c.seen, c.master = in.dts, true, kind
 	}
-	if c.rebase && t.Kind == c.master {
-		c.offset, c.rebase = c.end-in.dts, false
-	} else if c.rebase && t.started && in.dts < t.raw {
-		// The other track's first packet of the new loop came first: its distance to the leading track is not known yet.
-		c.offset, c.rebase = c.end-in.dts, false
-	} else if t.started && t.epoch == c.epoch {
-		if step := in.dts - t.raw; step < -int64(time.Second) && !c.looped(t) || step > int64(maxJump) {
+	if t.started && t.epoch == c.epoch && t.loop == c.loop {
+		// Forward, a track may pause for as long as the others go on.
+		if in.dts < t.raw-int64(time.Second) || in.dts > c.newest+int64(maxJump) {
 			c.offset = t.last + t.interval - in.dts
 			c.epoch++
+			c.newest = in.dts
 		}
 	}
+	c.newest = max(c.newest, in.dts)
 	c.checkClocks(in.dts)
 	dts, pts = in.dts+c.offset, in.pts+c.offset
-	jumped = t.epoch != c.epoch && (t.started || c.packets > 0)
-	if t.started && dts <= t.last {
-		if t.Kind != c.master && t.last-dts > interval {
-			return 0, 0, false, false
-		}
-		dts = t.last + 1
-	}
-	pts = max(pts, dts)
+	jumped = t.epoch != c.epoch && c.packets > 0
 	if t.started && !jumped {
+		if dts <= t.last {
+			if kind != c.master && t.loop != c.loop {
+				return 0, 0, false, false
+			}
+			dts = t.last + 1
+		}
 		t.interval = dts - t.last
 	}
 	if interval > 0 {
 		t.interval = interval
 	}
-	t.raw, t.last, t.started, t.epoch, t.loop = in.dts, dts, true, c.epoch, c.loopStart()
+	pts = max(pts, dts)
+	t.raw, t.last, t.started, t.epoch, t.loop = in.dts, dts, true, c.epoch, c.loop
 	c.packets++
-	if t.Kind == c.master {
+	if kind == c.master {
 		c.lastEnd = dts + t.interval
 	}
 	return pts, dts, jumped, true
 }
 
-// looped says whether the input was wound back since the track's last packet: its time going back is no jump then.
-func (c *inputClock) looped(t *inputTrack) bool { return t.loop != c.loopStart() }
-
-func (c *inputClock) loopStart() int64 { return c.end }
-
 func (c *inputClock) anchor(now time.Time, raw int64) {
 	c.wall, c.base = now, now.UnixNano()
 	c.offset = c.base - raw
+	c.newest = raw
 	c.anchored = true
 }
 

@@ -23,11 +23,9 @@ type inputTrack struct {
 	sequence   []byte                   // AV1: sequence header
 	adts       bool
 	buf, key   []byte
-
-	// kept by inputClock
-	raw, last, interval, loop int64
-	epoch                     int
-	started                   bool
+	delay      int   // pictures between decoding and showing, as FFmpeg found them
+	next       int64 // input time of the next packet if it does not say
+	counting   bool
 }
 
 // newInputTrack looks at a stream; ok is false for what is neither video nor audio.
@@ -43,6 +41,7 @@ func newInputTrack(in *Input, st *astiav.Stream) (*inputTrack, bool) {
 		}
 		t.Kind, t.Name, t.ClockRate = media.Video, "video", 90000
 		t.frame = frameTime(st)
+		t.delay = int(c.codecpar.video_delay)
 		t.setExtradata(par.ExtraData())
 	case astiav.MediaTypeAudio:
 		t.Kind, t.Name = media.Audio, "audio"
@@ -111,19 +110,20 @@ func (t *inputTrack) times(pkt *astiav.Packet) (inputTimes, int64) {
 	if v := pkt.Pts(); v != noTime {
 		in.pts = ticks(v, t.num, t.den)
 	}
-	switch {
-	case in.dts == noTime && in.pts == noTime: // no clock at all: count
-		if t.started {
-			in.dts = t.raw + interval
-		} else {
+	if in.dts == noTime { // the first packets of containers without it (Matroska), and streams without any times
+		switch {
+		case t.counting:
+			in.dts = t.next
+		case in.pts != noTime:
+			in.dts = in.pts - int64(t.delay)*t.frame
+		default:
 			in.dts = 0
 		}
-		in.pts = in.dts
-	case in.dts == noTime:
-		in.dts = in.pts
-	case in.pts == noTime:
+	}
+	if in.pts == noTime {
 		in.pts = in.dts
 	}
+	t.next, t.counting = in.dts+interval, true
 	return in, interval
 }
 

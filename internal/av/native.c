@@ -21,7 +21,8 @@ static void log_callback(void *object, int level, const char *format, va_list va
         if (class)
             name = class->item_name ? class->item_name(object) : class->class_name;
     }
-    vsnprintf(line, sizeof(line), format, values);
+    if (vsnprintf(line, sizeof(line), format, values) >= (int)sizeof(line))
+        line[sizeof(line) - 2] = '\n';
     cfavLog(level, (char *)name, line);
 }
 

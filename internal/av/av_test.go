@@ -1,0 +1,169 @@
+package av
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/asticode/go-astiav"
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/media"
+)
+
+// The numbers in media are those of the libavcodec that is linked.
+func TestCodecIDs(t *testing.T) {
+	for id, want := range map[uint32]astiav.CodecID{
+		media.H264: astiav.CodecIDH264, media.HEVC: astiav.CodecIDHevc, media.AV1: astiav.CodecIDAv1,
+		media.MJPEG: astiav.CodecIDMjpeg, media.AAC: astiav.CodecIDAac, media.Opus: astiav.CodecIDOpus,
+		media.PCMMulaw: astiav.CodecIDPcmMulaw, media.PCMAlaw: astiav.CodecIDPcmAlaw, media.PCMS16BE: astiav.CodecIDPcmS16Be,
+		media.G726: astiav.CodecIDAdpcmG726,
+	} {
+		require.Equal(t, want, astiav.CodecID(id), want.Name())
+		kind := media.Video
+		if want.MediaType() == astiav.MediaTypeAudio {
+			kind = media.Audio
+		}
+		require.Equal(t, kind, media.KindOf(id), want.Name())
+	}
+}
+
+// astiav's objects begin with their C pointer: what is written through the one is read through the other.
+func TestPointers(t *testing.T) {
+	pkt := astiav.AllocPacket()
+	defer pkt.Free()
+	require.NoError(t, pkt.FromData([]byte("payload")))
+	require.Equal(t, "payload", string(PacketData(pkt)))
+	pkt.SetPts(77)
+	require.EqualValues(t, 77, packetPointer(pkt).pts)
+
+	fc, err := astiav.AllocOutputFormatContext(nil, "nut", "")
+	require.NoError(t, err)
+	defer fc.Free()
+	st := fc.NewStream(nil)
+	require.EqualValues(t, 1, formatPointer(fc).nb_streams)
+	st.SetID(4711)
+	require.EqualValues(t, 4711, streamPointer(st).id)
+}
+
+func TestErrors(t *testing.T) {
+	for _, c := range []struct {
+		code astiav.Error
+		is   error
+	}{
+		{astiav.ErrEof, io.EOF}, {astiav.ErrExit, context.Canceled}, {astiav.ErrEtimedout, os.ErrDeadlineExceeded},
+		{astiav.Error(-int(syscall.ENOENT)), os.ErrNotExist}, {astiav.Error(-int(syscall.EACCES)), os.ErrPermission},
+		{astiav.Error(-int(syscall.ENOSPC)), syscall.ENOSPC}, {astiav.ErrEpipe, syscall.EPIPE},
+		{astiav.ErrInvaliddata, ErrInvalidData}, {astiav.ErrDemuxerNotFound, ErrUnsupported}, {astiav.ErrHttpNotFound, os.ErrNotExist},
+	} {
+		err := wrap("open", c.code)
+		require.ErrorIs(t, err, c.is)
+		require.True(t, strings.HasPrefix(err.Error(), "open: "), err.Error())
+		require.Greater(t, len(err.Error()), len("open: "))
+	}
+	require.NoError(t, wrap("open", nil))
+	require.NotErrorIs(t, wrap("open", astiav.ErrBug), io.EOF)
+}
+
+func TestMask(t *testing.T) {
+	for _, c := range [][2]string{
+		{"rtsp://user:pw@cam/1", "rtsp://***@cam/1"},
+		{"rtsp://u:p@ss/w@cam:554/x failed", "rtsp://***@cam:554/x failed"},
+		{"http://cam/x?user=a&password=b&ch=1", "http://cam/x?user=a&password=***&ch=1"},
+		{"Authorization: Basic dXNlcjpwdw==\r\nNext: 1", "Authorization: ***\r\nNext: 1"},
+		{"plain text: a=b", "plain text: a=b"},
+	} {
+		require.Equal(t, c[1], Mask(c[0]))
+	}
+}
+
+func TestLogBridge(t *testing.T) {
+	var out bytes.Buffer
+	SetLogger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo})))
+	defer SetLogger(nil)
+	astiav.Log(nil, astiav.LogLevelWarning, "half %s", "a line, ")
+	require.Empty(t, out.String())
+	astiav.Log(nil, astiav.LogLevelWarning, "the other: rtsp://joe:%s@cam\n", "secret")
+	require.Contains(t, out.String(), "half a line, the other: rtsp://***@cam")
+	require.NotContains(t, out.String(), "secret")
+	out.Reset()
+	astiav.Log(nil, astiav.LogLevelDebug, "quiet\n")
+	require.Empty(t, out.String())
+	astiav.Log(nil, astiav.LogLevelError, "%s\n", strings.Repeat("x", 100000)) // longer than any buffer
+	require.Contains(t, out.String(), "level=WARN")
+	require.Less(t, out.Len(), 8192)
+}
+
+type failingWriter struct {
+	after int
+	err   error
+}
+
+func (f *failingWriter) Write(b []byte) (int, error) {
+	if f.after -= len(b); f.after < 0 {
+		return 0, f.err
+	}
+	return len(b), nil
+}
+
+// The writer's own error comes out, at the write or at the flush that met it, and every call after it fails alike.
+func TestOutputError(t *testing.T) {
+	cause := &os.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}
+	o, err := NewOutput(OutputOptions{
+		Format: "nut", Writer: &failingWriter{after: 20000, err: cause},
+		Streams: []OutputStream{{Track: media.Track{CodecID: media.MJPEG}, Width: 16, Height: 16}},
+	})
+	require.NoError(t, err)
+	defer o.Close()
+	for i := range 100 {
+		if err = o.Write(OutputPacket{DTS: int64(i) * 1e7, PTS: int64(i) * 1e7, Key: true, Data: make([]byte, 1000)}); err == nil {
+			err = o.Flush()
+		}
+		if err != nil {
+			break
+		}
+	}
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.ErrorIs(t, o.Write(OutputPacket{Data: []byte{1}}), syscall.ENOSPC)
+	require.ErrorIs(t, o.Finish(), syscall.ENOSPC)
+	o.Close()
+	o.Close()
+}
+
+func TestOutputRefuses(t *testing.T) {
+	_, err := NewOutput(OutputOptions{Format: "no such muxer", Writer: io.Discard})
+	require.Error(t, err)
+	video := []OutputStream{{Track: media.Track{CodecID: media.MJPEG}, Width: 16, Height: 16}}
+	_, err = NewOutput(OutputOptions{Format: "nut", Writer: io.Discard, Streams: video, Options: map[string]string{"nonsense": "1"}})
+	require.ErrorContains(t, err, `"nonsense"`)
+	_, err = NewOutput(OutputOptions{Format: "mp4", Writer: io.Discard, Streams: video})
+	require.Error(t, err) // it has to seek
+	var e *Error
+	require.True(t, errors.As(err, &e))
+}
+
+func TestRescale(t *testing.T) {
+	for _, c := range [][4]int64{
+		{1e9, 1, 90000, 90000}, {40e6, 1, 90000, 3600}, {-40e6, 1, 90000, -3600}, {1, 1, 1000, 0}, {500000, 1, 1000, 1},
+		{86400 * 365 * 1e9, 1, 90000, 86400 * 365 * 90000}, {33366666, 1001, 30000, 1},
+	} {
+		require.Equal(t, c[3], rescale(c[0], c[1], c[2]), c)
+	}
+	for _, v := range []int64{0, 1, 3003, 1 << 40} {
+		require.Equal(t, v, rescale(ticks(v, 1, 90000), 1, 90000))
+	}
+}
+
+func tempFile(t *testing.T, name string, data []byte) string {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(p, data, 0o600))
+	return p
+}
