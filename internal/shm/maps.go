@@ -11,8 +11,9 @@ import (
 
 // ProcessMaps tells whether the process pid has the segment name mapped, as its publisher has for its life. It is what a pid
 // found in a segment without a lock is worth: the process behind the number may be another one by now, or init. Where the
-// kernel does not let this process look, a living process of the segment's owner counts as its publisher; one of
-// somebody else does not. This process itself never does: it would hold the lock.
+// kernel does not let this process look, a living process of the segment's owner counts as its publisher, except pid 1, which
+// is what a publisher in a container of its own writes; one of somebody else does not. This process itself never does: it
+// would hold the lock.
 func ProcessMaps(pid int, name string) bool {
 	name, err := baseName(name)
 	if err != nil || pid == os.Getpid() || !PIDAlive(pid) {
@@ -25,7 +26,7 @@ func ProcessMaps(pid int, name string) bool {
 	dir := "/proc/" + strconv.Itoa(pid)
 	f, err := os.Open(dir + "/maps")
 	if err != nil {
-		return unix.Stat(dir, &proc) == nil && proc.Uid == file.Uid
+		return pid != 1 && unix.Stat(dir, &proc) == nil && proc.Uid == file.Uid
 	}
 	defer f.Close()
 	inode := strconv.FormatUint(file.Ino, 10)
@@ -36,5 +37,5 @@ func ProcessMaps(pid int, name string) bool {
 			return true
 		}
 	}
-	return lines.Err() != nil && unix.Stat(dir, &proc) == nil && proc.Uid == file.Uid
+	return lines.Err() != nil && pid != 1 && unix.Stat(dir, &proc) == nil && proc.Uid == file.Uid
 }
