@@ -14,8 +14,7 @@ const (
 	futexWait = 0 // FUTEX_WAIT, shared between processes
 	futexWake = 1 // FUTEX_WAKE
 
-	futex2U32     = 0x02 // FUTEX2_SIZE_U32
-	futex2Private = 0x80 // FUTEX2_PRIVATE
+	futex2U32 = 0x02 // FUTEX2_SIZE_U32, shared between processes
 )
 
 // FutexWake wakes everybody who waits on addr, in any process that maps the same file. It works on a read-only mapping.
@@ -58,10 +57,17 @@ type futexWaitv struct {
 
 var _ [24]byte = [unsafe.Sizeof(futexWaitv{})]byte{}
 
-// waitv blocks until one of the futexes is woken or differs from its value.
-func waitv(w []futexWaitv) error {
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX_WAITV, uintptr(unsafe.Pointer(unsafe.SliceData(w))), uintptr(len(w)), 0, 0, 0, 0)
-	return futexError(errno)
+func waitOn(addr *uint32, val uint32) futexWaitv {
+	return futexWaitv{val: uint64(val), addr: uint64(uintptr(unsafe.Pointer(addr))), flags: futex2U32}
+}
+
+// waitv blocks until one of the futexes is woken, and returns the index of one that was, or differs from its value (index -1).
+func waitv(w []futexWaitv) (int, error) {
+	i, _, errno := unix.Syscall6(unix.SYS_FUTEX_WAITV, uintptr(unsafe.Pointer(unsafe.SliceData(w))), uintptr(len(w)), 0, 0, 0, 0)
+	if errno != 0 {
+		return -1, futexError(errno)
+	}
+	return int(i), nil
 }
 
 // hasWaitv probes for Linux 5.16: an empty list is invalid where the call exists.

@@ -3,6 +3,7 @@ package shm
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,7 +79,11 @@ func (w *Waiter) Wait(ctx context.Context, val uint32, timeout time.Duration) er
 		defer w.timer.Stop()
 		expired = w.timer.C
 	}
-	for {
+	select {
+	case <-w.c: // of a change that val is newer than, or that the next look finds
+	default:
+	}
+	for first := true; ; first = false {
 		// A change after this load is seen by the hub's thread, which then fills c; one before it ends the wait here.
 		changed := false
 		if err := Guard(func() { changed = atomic.LoadUint32(w.addr) != val }); err != nil {
@@ -89,7 +94,7 @@ func (w *Waiter) Wait(ctx context.Context, val uint32, timeout time.Duration) er
 			return ErrClosed
 		case w.fault.Load():
 			return ErrFault
-		case changed:
+		case changed || !first: // a wake without a change is passed on, too: it may announce something else
 			return nil
 		}
 		select {
@@ -131,12 +136,15 @@ func (w *Waiter) notify() {
 	}
 }
 
-// look passes a change of the word on. It may fault.
-func (w *Waiter) look() {
-	if v := atomic.LoadUint32(w.addr); v != w.seen {
-		w.seen = v
-		w.notify()
+// look passes a change of the word on and tells whether there was one. It may fault.
+func (w *Waiter) look() bool {
+	v := atomic.LoadUint32(w.addr)
+	if v == w.seen {
+		return false
 	}
+	w.seen = v
+	w.notify()
+	return true
 }
 
 func (w *Waiter) failed() {
@@ -148,9 +156,16 @@ func (w *Waiter) failed() {
 func (w *Waiter) run() {
 	defer close(w.ended)
 	for !w.done.Load() {
-		if Guard(w.look) != nil || errors.Is(FutexWait(w.addr, w.seen, time.Second), ErrFault) {
+		err := Guard(func() { w.look() })
+		if err == nil {
+			err = FutexWait(w.addr, w.seen, time.Second)
+		}
+		switch {
+		case errors.Is(err, ErrFault):
 			w.failed()
 			return
+		case err == nil:
+			w.notify()
 		}
 	}
 }
@@ -218,7 +233,7 @@ func (s *shard) take(dst []*Waiter) ([]*Waiter, uint32, bool) {
 
 func (s *shard) run() {
 	defer s.retire()
-	var list []*Waiter
+	var list, served []*Waiter
 	var wait []futexWaitv
 	for {
 		var control uint32
@@ -227,23 +242,33 @@ func (s *shard) run() {
 			return
 		}
 		for s.control.Load() == control {
-			faults := Guard(func() {
-				wait = append(wait[:0], futexWaitv{
-					val: uint64(control), addr: uint64(uintptr(unsafe.Pointer(&s.control))), flags: futex2U32,
-				})
+			changes := false
+			err := Guard(func() {
+				served = append(served[:0], nil)
+				wait = append(wait[:0], waitOn((*uint32)(unsafe.Pointer(&s.control)), control))
 				for _, w := range list {
 					if w.fault.Load() {
 						continue
 					}
-					w.look()
-					wait = append(wait, futexWaitv{val: uint64(w.seen), addr: uint64(uintptr(unsafe.Pointer(w.addr))), flags: futex2U32})
+					if w.look() {
+						changes = true
+					}
+					served, wait = append(served, w), append(wait, waitOn(w.addr, w.seen))
 				}
 			})
-			if faults == nil {
-				faults = waitv(wait)
+			if err == nil && changes {
+				// Those who were woken run on this thread, which is awake, before it goes back to the kernel.
+				runtime.Gosched()
 			}
-			if errors.Is(faults, ErrFault) {
+			var woken int
+			if err == nil {
+				woken, err = waitv(wait)
+			}
+			switch {
+			case errors.Is(err, ErrFault):
 				s.sortOut(list)
+			case err == nil && woken > 0:
+				served[woken].notify() // also when its word has not changed
 			}
 		}
 	}

@@ -144,7 +144,8 @@ func TestHubFaultFoundByTheKernel(t *testing.T) {
 	require.False(t, faulty((*uint32)(unsafe.Pointer(&seg.Bytes()[4096]))))
 	require.NoError(t, os.Truncate(Dir+"/"+name, 100))
 	require.True(t, faulty((*uint32)(unsafe.Pointer(&seg.Bytes()[4096]))))
-	require.ErrorIs(t, waitv([]futexWaitv{{addr: uint64(uintptr(unsafe.Pointer(&seg.Bytes()[4096]))), flags: futex2U32}}), ErrFault)
+	_, err = waitv([]futexWaitv{waitOn((*uint32)(unsafe.Pointer(&seg.Bytes()[4096])), 0)})
+	require.ErrorIs(t, err, ErrFault)
 }
 
 func TestHubWaitDoesNotAllocate(t *testing.T) {

@@ -1,0 +1,202 @@
+package packetring
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+)
+
+// Wait is how a reader passes the time until the next packet.
+type Wait int
+
+const (
+	// WaitShared parks the goroutine; one thread of the process sleeps for up to 127 such readers.
+	WaitShared Wait = iota
+	// WaitDirect sleeps in the kernel with a thread of its own: the shortest way from the writer's wake to Next's return. A cancelled
+	// context is noticed within 100 ms.
+	WaitDirect
+	// WaitBusy spins: about a microsecond from Publish to Next, for a whole core.
+	WaitBusy
+)
+
+const (
+	// lockedBound is the longest sleep while the writer holds its lock. It wakes its readers, so this only bounds how late its death,
+	// or a shutdown that missed the sleep by a hair, is seen. Four looks a second cost nothing that can be measured.
+	lockedBound = 250 * time.Millisecond
+	// unlockedBound is the longest sleep until another implementation's writer is known to wake its readers or not.
+	unlockedBound = 20 * time.Millisecond
+	// pollPause is the sleep between two looks at a writer that does not wake its readers.
+	pollPause = 500 * time.Microsecond
+	// directBound is how late WaitDirect sees its context end.
+	directBound = 100 * time.Millisecond
+
+	// trustAfter wakes in a row, a polled writer is slept on again.
+	trustAfter = 4
+	// spinsPerLook is how often WaitBusy looks at the ring for each look at the world; about 50 µs.
+	spinsPerLook = 1024
+)
+
+// waiting is the sleep of a Reader.
+type waiting struct {
+	mode   Wait
+	ring   *ring
+	locked bool
+
+	polling bool // the writer does not wake its readers
+	strikes int  // sleeps in a row that ended by themselves although there was something new
+	woken   int  // sleeps in a row that a wake ended, while polling
+	orphan  bool // the lock is free: the writer has ended
+	looked  time.Time
+
+	mu     sync.Mutex
+	waiter *shm.Waiter // WaitShared: made when first needed
+}
+
+func (w *waiting) init(mode Wait, r *ring, locked bool) {
+	w.mode, w.ring, w.locked = mode, r, locked
+	w.looked = time.Now()
+}
+
+// wait returns nil when it is time to look at the ring again, whose futex word was seen when it had nothing new.
+func (w *waiting) wait(ctx context.Context, r *Reader, seen uint32) error {
+	var err error
+	switch w.mode {
+	case WaitBusy:
+		err = w.spin(ctx, r, seen)
+	case WaitDirect:
+		err = w.sleepDirect(ctx, seen)
+	default:
+		err = w.sleepShared(ctx, r, seen)
+	}
+	if err == nil {
+		w.wokenUp()
+		return nil
+	}
+	if !errors.Is(err, shm.ErrTimeout) {
+		return err
+	}
+	moved := false
+	if err := shm.Guard(func() { moved = atomic.LoadUint32(w.ring.futex()) != seen }); err != nil {
+		return err
+	}
+	if moved {
+		w.sleptThrough()
+		return nil
+	}
+	w.lookAtLock(r)
+	return nil
+}
+
+func (w *waiting) bound() time.Duration {
+	switch {
+	case w.polling:
+		return pollPause
+	case w.locked:
+		return lockedBound
+	default:
+		return unlockedBound
+	}
+}
+
+func (w *waiting) wokenUp() {
+	w.strikes = 0
+	if w.polling {
+		if w.woken++; w.woken >= trustAfter {
+			w.polling, w.woken = false, 0
+		}
+	}
+}
+
+// sleptThrough notes a sleep that no wake ended. Once may be chance, the writer was between its store and its wake; a writer that
+// holds no lock gets no second chance, since its next packet would be late as well.
+func (w *waiting) sleptThrough() {
+	w.woken = 0
+	if w.strikes++; w.strikes >= 2 || !w.locked {
+		w.polling = true
+	}
+}
+
+func (w *waiting) lookAtLock(r *Reader) {
+	if !w.locked || w.orphan {
+		return
+	}
+	if now := time.Now(); now.Sub(w.looked) >= lockedBound/2 {
+		w.looked = now
+		w.orphan = !shm.Locked(r.seg)
+	}
+}
+
+func (w *waiting) sleepDirect(ctx context.Context, seen uint32) error {
+	d := min(w.bound(), directBound)
+	if deadline, ok := ctx.Deadline(); ok {
+		d = max(min(d, time.Until(deadline)), time.Microsecond)
+	}
+	return shm.FutexWait(w.ring.futex(), seen, d)
+}
+
+func (w *waiting) sleepShared(ctx context.Context, r *Reader, seen uint32) error {
+	w.mu.Lock()
+	if r.closing.Load() {
+		w.mu.Unlock()
+		return ErrClosed
+	}
+	if w.waiter == nil {
+		w.waiter = shm.Shared.Register(w.ring.futex())
+	}
+	w.mu.Unlock()
+	return w.waiter.Wait(ctx, seen, w.bound())
+}
+
+// spin returns nil also when the writer has raised the shutdown flag.
+func (w *waiting) spin(ctx context.Context, r *Reader, seen uint32) error {
+	for {
+		changed := false
+		err := shm.Guard(func() {
+			word := w.ring.futex()
+			for range spinsPerLook {
+				if atomic.LoadUint32(word) != seen {
+					changed = true
+					return
+				}
+				shm.Pause()
+			}
+			changed = w.ring.hdr.shutdown.Load() != 0
+		})
+		switch {
+		case err != nil:
+			return err
+		case changed:
+			return nil
+		case r.closing.Load():
+			return ErrClosed
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		if w.lookAtLock(r); w.orphan {
+			return nil
+		}
+	}
+}
+
+// interrupt ends a wait in progress and those to come, and returns with r.mapping locked. r.closing is set.
+func (w *waiting) interrupt(r *Reader) {
+	w.mu.Lock()
+	waiter := w.waiter
+	w.mu.Unlock()
+	if waiter != nil {
+		waiter.Close()
+	}
+	if w.mode != WaitDirect {
+		r.mapping.Lock() // nobody who holds it sleeps for long now
+		return
+	}
+	// The wake ends other readers' sleep as well; they look again.
+	for !r.mapping.TryLock() {
+		shm.FutexWake(w.ring.futex())
+		time.Sleep(50 * time.Microsecond)
+	}
+}
