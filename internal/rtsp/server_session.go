@@ -145,6 +145,9 @@ func (ss *session) agree(track int, c *serverConn, transport *headers.Transport)
 	send := &packetSender{packets: p}
 	switch {
 	case transport.InterleavedIDs != nil:
+		if id := transport.InterleavedIDs[0]; id < 0 || id > 254 { // a channel is one byte in the frame
+			return fmt.Errorf("channel %d", id)
+		}
 		send.conn, send.channel = c, byte(transport.InterleavedIDs[0])
 		p.framed, p.channel = true, send.channel
 	case transport.ClientPorts != nil:

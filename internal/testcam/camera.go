@@ -181,11 +181,7 @@ func (r *reader) Next(ctx context.Context, track int) (media.Packet, error) {
 		return media.Packet{}, err
 	}
 	c.next++
-	flags := media.FlagLastInAU
-	if u.key {
-		flags |= media.FlagKey
-	}
-	return media.Packet{PTS: c.base + u.pts, DTS: c.base + u.dts, Flags: flags, Data: u.data}, nil
+	return u.packet(c.base), nil
 }
 
 // Close implements rtsp.StreamReader.

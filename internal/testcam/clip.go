@@ -57,6 +57,24 @@ func (c *Clip) Tracks() []media.Track {
 	return tracks
 }
 
+// Packets returns one round of a track, in decoding order; times are ns from the round's start.
+func (c *Clip) Packets(track int) []media.Packet {
+	var packets []media.Packet
+	for _, u := range c.tracks[track].units {
+		packets = append(packets, u.packet(0))
+	}
+	return packets
+}
+
+// packet returns the unit as a packet of the round that starts at base.
+func (u *unit) packet(base int64) media.Packet {
+	p := media.Packet{PTS: base + u.pts, DTS: base + u.dts, Flags: media.FlagLastInAU, Data: u.data}
+	if u.key {
+		p.Flags |= media.FlagKey
+	}
+	return p
+}
+
 // Duration is the length of one round.
 func (c *Clip) Duration() time.Duration { return time.Duration(c.duration) }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/asticode/go-astiav"
 	"github.com/bluenviron/mediacommon/v2/pkg/codecs/mpeg4audio"
 
+	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
 )
 
@@ -224,6 +225,13 @@ func (r *clipReader) add(p *astiav.Packet) error {
 			return err
 		}
 		data = packets[0].AU
+	}
+	if r.CodecID == media.H264 || r.CodecID == media.HEVC { // the filters write 3-byte start codes in places
+		var au []byte
+		for nal := range bitstream.NALs(data) {
+			au = bitstream.AppendNAL(au, nal)
+		}
+		data = au
 	}
 	ns := astiav.NewRational(1, int(time.Second))
 	pts, dts, tb := p.Pts(), p.Dts(), r.stream.TimeBase()

@@ -1,0 +1,413 @@
+package rtsp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// fakeCatalog has one stream, "live": access units of a size at a rate, a keyframe first.
+type fakeCatalog struct {
+	size     int
+	interval time.Duration
+	open     atomic.Int32
+	tracks   []media.Track
+}
+
+func (c *fakeCatalog) Tracks(path string) ([]media.Track, error) {
+	if path != "live" {
+		return nil, fmt.Errorf("path %s: %w", path, os.ErrNotExist)
+	}
+	if c.tracks != nil {
+		return c.tracks, nil
+	}
+	return []media.Track{{CodecID: media.H264}, {Kind: media.Audio, CodecID: media.PCMAlaw}}, nil
+}
+
+func (c *fakeCatalog) Open(string, []int) (StreamReader, error) {
+	c.open.Add(1)
+	return &fakeReader{catalog: c, start: time.Now()}, nil
+}
+
+type fakeReader struct {
+	catalog *fakeCatalog
+	start   time.Time
+	n       [2]int
+}
+
+func (r *fakeReader) Next(ctx context.Context, track int) (media.Packet, error) {
+	at := r.start.Add(time.Duration(r.n[track]) * r.catalog.interval)
+	select {
+	case <-time.After(time.Until(at)):
+	case <-ctx.Done():
+		return media.Packet{}, ctx.Err()
+	}
+	p := media.Packet{PTS: at.UnixNano(), DTS: at.UnixNano(), Flags: media.FlagLastInAU, Data: fill(160, 0)}
+	if track == 0 {
+		typ := byte(1)
+		if r.n[0] == 0 {
+			typ, p.Flags = 5, p.Flags|media.FlagKey
+		}
+		p.Data = annexB(h264NAL(typ, r.catalog.size))
+	}
+	r.n[track]++
+	return p, nil
+}
+
+func (r *fakeReader) Close() { r.catalog.open.Add(-1) }
+
+func startServer(t *testing.T, o ServerOptions) *Server {
+	t.Helper()
+	if o.Listen == "" {
+		o.Listen = "127.0.0.1:0"
+	}
+	o.Logger = slog.New(slog.DiscardHandler)
+	s, err := NewServer(o)
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// rawClient speaks RTSP by hand.
+type rawClient struct {
+	t       *testing.T
+	conn    net.Conn
+	r       *bufio.Reader
+	url     string
+	cseq    int
+	session string
+}
+
+func dial(t *testing.T, s *Server) *rawClient {
+	t.Helper()
+	conn, err := net.Dial("tcp", s.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return &rawClient{t: t, conn: conn, r: bufio.NewReader(conn), url: "rtsp://" + s.Addr().String() + "/live"}
+}
+
+// do sends a request and returns status and headers of the response; frames ahead of it are passed over.
+func (c *rawClient) do(method, url string, headers ...string) (status int, header map[string]string, body string) {
+	c.t.Helper()
+	c.cseq++
+	req := fmt.Sprintf("%s %s RTSP/1.0\r\nCSeq: %d\r\n", method, url, c.cseq)
+	if c.session != "" {
+		req += "Session: " + c.session + "\r\n"
+	}
+	for _, h := range headers {
+		req += h + "\r\n"
+	}
+	_, err := io.WriteString(c.conn, req+"\r\n")
+	require.NoError(c.t, err)
+	for {
+		b, err := c.r.Peek(1)
+		require.NoError(c.t, err)
+		if b[0] != '$' {
+			break
+		}
+		c.frame()
+	}
+	line, err := c.r.ReadString('\n')
+	require.NoError(c.t, err)
+	status, err = strconv.Atoi(strings.Fields(line)[1])
+	require.NoError(c.t, err)
+	header = map[string]string{}
+	for {
+		line, err := c.r.ReadString('\n')
+		require.NoError(c.t, err)
+		if line = strings.TrimSpace(line); line == "" {
+			break
+		}
+		k, v, _ := strings.Cut(line, ":")
+		header[strings.ToLower(k)] = strings.TrimSpace(v)
+	}
+	n, _ := strconv.Atoi(header["content-length"])
+	b := make([]byte, n)
+	_, err = io.ReadFull(c.r, b)
+	require.NoError(c.t, err)
+	if s := header["session"]; s != "" {
+		c.session, _, _ = strings.Cut(s, ";")
+	}
+	return status, header, string(b)
+}
+
+func (c *rawClient) frame() (channel byte, packet []byte) {
+	c.t.Helper()
+	head := make([]byte, 4)
+	_, err := io.ReadFull(c.r, head)
+	require.NoError(c.t, err)
+	require.Equal(c.t, byte('$'), head[0])
+	packet = make([]byte, int(head[2])<<8|int(head[3]))
+	_, err = io.ReadFull(c.r, packet)
+	require.NoError(c.t, err)
+	return head[1], packet
+}
+
+func (c *rawClient) play() {
+	c.t.Helper()
+	status, _, body := c.do("DESCRIBE", c.url, "Accept: application/sdp")
+	require.Equal(c.t, 200, status)
+	require.Contains(c.t, body, "m=video")
+	status, header, _ := c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=4-5")
+	require.Equal(c.t, 200, status)
+	require.Contains(c.t, header["transport"], "interleaved=4-5")
+	status, _, _ = c.do("PLAY", c.url+"/", "Range: npt=0-")
+	require.Equal(c.t, 200, status)
+}
+
+// A sender report, then the keyframe, arrive at once on the channels that the client chose.
+func TestFirstPackets(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 5000, interval: 40 * time.Millisecond}, RTPPort: -1})
+	c := dial(t, s)
+	c.play()
+	ch, packet := c.frame()
+	require.Equal(t, byte(5), ch)
+	require.Equal(t, byte(200), packet[1])
+	ch, packet = c.frame()
+	require.Equal(t, byte(4), ch)
+	require.Equal(t, byte(28), packet[12]&0x1F) // FU-A
+	require.Equal(t, byte(5), packet[13]&0x1F)  // of an IDR
+	status, header, _ := c.do("GET_PARAMETER", c.url+"/")
+	require.Equal(t, 200, status)
+	require.Equal(t, "cfpipe", header["server"])
+	status, _, _ = c.do("SETUP", c.url+"/trackID=1", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+	require.NotEqual(t, 200, status)
+}
+
+func TestStatus(t *testing.T) {
+	testenv.CheckLeaks(t)
+	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 100, interval: time.Second}, RTPPort: -1})
+	base := "rtsp://" + s.Addr().String()
+	c := dial(t, s)
+	status, _, _ := c.do("DESCRIBE", base+"/nothing")
+	require.Equal(t, 404, status)
+	status, _, _ = c.do("OPTIONS", base)
+	require.Equal(t, 200, status)
+	status, _, _ = c.do("SETUP", base+"/live/trackID=0", "Transport: RTP/AVP;unicast;client_port=5000-5001")
+	require.Equal(t, 461, status, "UDP is refused where it is not served")
+	status, _, _ = dial(t, s).do("SETUP", base+"/live/trackID=7", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+	require.Equal(t, 400, status)
+}
+
+// A reader that takes nothing is dropped after the write timeout; until then and after, others get every access unit.
+func TestStalledReader(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	catalog := &fakeCatalog{size: 200_000, interval: 10 * time.Millisecond} // 160 Mbit/s
+	s := startServer(t, ServerOptions{Catalog: catalog, WriteTimeout: time.Second, RTPPort: -1})
+	stalled := dial(t, s)
+	require.NoError(t, stalled.conn.(*net.TCPConn).SetReadBuffer(4096))
+	stalled.play()
+	before := heap()
+
+	other := dial(t, s)
+	other.play()
+	markers, seq := 0, -1
+	var worst time.Duration
+	for last := time.Now(); s.Sessions() == 2 || markers < 100; {
+		ch, packet := other.frame()
+		if ch != 4 {
+			continue
+		}
+		n := int(packet[2])<<8 | int(packet[3])
+		if seq >= 0 {
+			require.Equal(t, (seq+1)&0xFFFF, n)
+		}
+		seq = n
+		if packet[1]&0x80 != 0 {
+			markers++
+			worst = max(worst, time.Since(last))
+			last = time.Now()
+		}
+	}
+	require.Less(t, worst, 900*time.Millisecond, "the other reader waited for the stalled one")
+	require.Less(t, heap(), before+16<<20, "a stalled reader's packets pile up")
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if n := catalog.open.Load(); n != 1 {
+			return fmt.Errorf("%d readers are open", n)
+		}
+		return nil
+	})
+}
+
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// Connections that come and go, in every state, leave nothing behind.
+func TestComingAndGoing(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	catalog := &fakeCatalog{size: 2000, interval: 5 * time.Millisecond}
+	s := startServer(t, ServerOptions{Catalog: catalog})
+	settled := func() {
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if o, n := catalog.open.Load(), s.Sessions(); o != 0 || n != 0 {
+				return fmt.Errorf("%d readers, %d sessions", o, n)
+			}
+			return nil
+		})
+	}
+	round := func(i int) {
+		c := dial(t, s)
+		switch i % 5 {
+		case 0:
+			c.play()
+			c.frame()
+		case 1:
+			c.play() // and away with unread data
+		case 2:
+			c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+		case 3:
+			c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP;unicast;client_port=45000-45001")
+			c.do("PLAY", c.url)
+			c.do("TEARDOWN", c.url)
+		case 4:
+			c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+			c.do("PLAY", c.url)
+			c.do("TEARDOWN", c.url)
+		}
+		c.conn.Close()
+	}
+	for i := range 10 {
+		round(i)
+	}
+	settled()
+	goroutines := runtime.NumGoroutine()
+	for i := range 100 {
+		round(i)
+	}
+	settled()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if n := runtime.NumGoroutine(); n > goroutines+2 {
+			return fmt.Errorf("%d goroutines, %d before", n, goroutines)
+		}
+		return nil
+	})
+}
+
+// Garbage, giant headers and half-open connections cost bounded memory and disturb nobody.
+func TestHostilePeers(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 2000, interval: 10 * time.Millisecond}, RTPPort: -1, MaxConns: 40})
+	good := dial(t, s)
+	good.play()
+	before := heap()
+	long := strings.Repeat("A", 1<<20)
+	attacks := []string{
+		long,
+		"OPTIONS " + long,
+		"OPTIONS rtsp://x/live RTSP/1.0\r\nCSeq: 1\r\nX: " + long,
+		"OPTIONS rtsp://x/live RTSP/1.0\r\n" + strings.Repeat("A: b\r\n", 100_000),
+		"ANNOUNCE rtsp://x/live RTSP/1.0\r\nCSeq: 1\r\nContent-Type: application/sdp\r\nContent-Length: 999999999\r\n\r\n" + long,
+		"SETUP rtsp://x/live/trackID=0 RTSP/1.0\r\nCSeq: 1\r\nTransport: " + strings.Repeat("RTP/AVP/TCP;interleaved=0-1,", 50) + "\r\n\r\n",
+		"SETUP rtsp://x/live/trackID=99999999999999999999 RTSP/1.0\r\nCSeq: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=0-1\r\n\r\n",
+		"SETUP rtsp://x/live/trackID=-1 RTSP/1.0\r\nCSeq: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=254-255\r\n\r\nPLAY rtsp://x/live RTSP/1.0\r\nCSeq: 2\r\n\r\n",
+		"SETUP rtsp://x/live/trackID=0 RTSP/1.0\r\nCSeq: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=99998-99999\r\n\r\nPLAY rtsp://x/live RTSP/1.0\r\nCSeq: 2\r\n\r\n",
+		"PLAY rtsp://x/live RTSP/1.0\r\nCSeq: 1\r\nSession: 1\r\n\r\n",
+		"DESCRIBE  RTSP/1.0\r\n\r\n", "\x00\x00\x00\x00", "$\x00\xff\xff" + long, "RTSP/1.0 200 OK\r\n\r\n", "GET / HTTP/1.1\r\n\r\n",
+		"DESCRIBE rtsp://x/" + strings.Repeat("%2e%2e/", 50) + " RTSP/1.0\r\nCSeq: 1\r\n\r\n",
+	}
+	for _, attack := range attacks {
+		conn, err := net.Dial("tcp", s.Addr().String())
+		require.NoError(t, err)
+		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+		_, _ = io.WriteString(conn, attack)
+		_, _ = io.CopyN(io.Discard, conn, 1<<16)
+		conn.Close()
+		good.frame()
+	}
+	var half []net.Conn
+	for range 60 { // more than the server takes
+		conn, err := net.Dial("tcp", s.Addr().String())
+		require.NoError(t, err)
+		_, _ = io.WriteString(conn, "OPTIONS rts")
+		half = append(half, conn)
+	}
+	closed := 0
+	for _, conn := range half[45:] {
+		_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+		if _, err := conn.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			closed++
+		}
+	}
+	require.Equal(t, len(half[45:]), closed, "connections above the bound are closed at once")
+	for range 100 {
+		good.frame()
+	}
+	for _, conn := range half {
+		conn.Close()
+	}
+	require.Less(t, heap(), before+8<<20)
+	testenv.Eventually(t, 5*time.Second, func() error { // and there is room again
+		if n := len(s.listener.slots); n != 1 {
+			return fmt.Errorf("%d connections are counted", n)
+		}
+		return nil
+	})
+}
+
+func TestSilentPeerIsClosed(t *testing.T) {
+	a, b := net.Pipe()
+	defer b.Close()
+	c := &serverConn{Conn: a, release: func() {}}
+	c.extend(50 * time.Millisecond)
+	_ = c.SetReadDeadline(time.Time{}) // what the library does before it reads
+	_, err := c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	c.setPlaying()
+	c.extend(time.Millisecond)
+	go func() { _, _ = b.Write([]byte{1}) }()
+	_, err = c.Read(make([]byte, 1))
+	require.NoError(t, err, "a reader that plays need not speak")
+	c.Close()
+}
+
+func TestPortTaken(t *testing.T) {
+	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{}, RTPPort: -1})
+	_, err := NewServer(ServerOptions{Listen: s.Addr().String(), Catalog: &fakeCatalog{}})
+	require.ErrorContains(t, err, "the port is taken")
+	require.ErrorContains(t, err, s.Addr().String())
+	_, err = NewServer(ServerOptions{Listen: "127.0.0.1:0", RTPPort: 5001, Catalog: &fakeCatalog{}})
+	require.ErrorContains(t, err, "odd")
+}
+
+func TestPasswordIsNeeded(t *testing.T) {
+	testenv.CheckLeaks(t)
+	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 10, interval: time.Second}, RTPPort: -1, Username: "u", Password: "p"})
+	c := dial(t, s)
+	status, header, body := c.do("DESCRIBE", c.url)
+	require.Equal(t, 401, status)
+	require.NotEmpty(t, header["www-authenticate"])
+	require.Empty(t, body)
+	c = dial(t, s)
+	status, _, _ = c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+	require.Equal(t, 401, status)
+	c = dial(t, s)
+	status, _, body = c.do("DESCRIBE", c.url, "Authorization: Basic dTpw") // u:p
+	require.Equal(t, 200, status)
+	require.True(t, bytes.Contains([]byte(body), []byte("H264")))
+}
