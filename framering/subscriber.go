@@ -47,6 +47,8 @@ type Subscriber struct {
 	side *subscriberSide
 	log  *slog.Logger
 
+	progress progress
+
 	mu     sync.Mutex
 	fds    []int
 	err    error
@@ -134,6 +136,7 @@ func dial(ctx context.Context, o DialOptions) (*Subscriber, error) {
 	s.Bit, s.ShmName, s.RingSize, s.Meta, s.InitialSeq = side.bit, side.shmName, int(side.resp.RingSize), side.resp.Meta, side.initialSeq
 	s.PacketPath, s.CodecID, s.InitialPacketSeq = side.packetName, side.resp.CodecID, side.resp.InitialPacketSeq
 	s.MappingSize, s.Granularity, s.fds = roundUp(side.vmm.FrameSize, side.vmm.Granularity), side.vmm.Granularity, side.fds
+	s.openProgress()
 	s.peer.ready()
 	go s.listen()
 	return s, nil
@@ -191,6 +194,7 @@ func (s *Subscriber) listen() {
 		}
 	}
 	s.peer.c.Close()
+	s.progress.dead.Store(true) // the entry is somebody else's from now on
 	s.mu.Lock()
 	if s.closed {
 		cause = os.ErrClosed
@@ -242,5 +246,5 @@ func (s *Subscriber) Close() error {
 		s.peer.c.Close()
 	}
 	<-s.done
-	return nil
+	return s.progress.close()
 }

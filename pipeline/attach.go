@@ -1,0 +1,289 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// attachment is the connection to one publisher.
+type attachment struct {
+	control *framering.Subscriber
+	ring    *packetring.Reader
+	file    os.FileInfo // of the ring
+	follows bool        // another attachment came before it
+}
+
+func (a *attachment) close() error { return errors.Join(a.ring.Close(), a.control.Close()) }
+
+func (t SubscriptionStats) plus(a *attachment) SubscriptionStats {
+	r := a.ring.Stats()
+	t.Read += r.Read
+	t.Lost += r.Lost
+	t.Overruns += r.Overruns
+	t.Bytes += r.Bytes
+	t.LastSeq, t.GlobalSeq = r.LastSeq, r.GlobalSeq
+	if a.follows && r.FirstSeq > 1 && r.Read > 0 {
+		t.Lost += r.FirstSeq - 1
+	}
+	return t
+}
+
+// Between two publishers: how often to look for the next one. A watch on the socket's folder makes it immediate; the pace is
+// for what a watch does not see (a folder that is made anew, a foreign publisher that listens only after it has bound).
+const (
+	firstPause = time.Millisecond
+	lastPause  = 250 * time.Millisecond
+)
+
+// attach connects once. left is the ring read until now, when its publisher may be alive still: it is gone on with then.
+func (s *Subscription) attach(ctx context.Context, left *attachment) (*attachment, error) {
+	control, err := framering.Dial(ctx, framering.DialOptions{
+		RuntimeDir: s.o.RuntimeDir, Key: s.o.Key, Name: s.o.Name, Flags: framering.WantsPackets, Logger: s.log,
+	})
+	var none *framering.NoPublisherError
+	switch {
+	case errors.As(err, &none):
+		return nil, &NoKeyError{Key: s.o.Key, Path: none.Path}
+	case errors.Is(err, framering.ErrNotFound), errors.Is(err, framering.ErrNoPacketRing):
+		return nil, fmt.Errorf("key %q: %w", s.o.Key, ErrNoPackets)
+	case err != nil:
+		return nil, err
+	}
+	a := &attachment{control: control}
+	if a.file, err = os.Stat(shm.Dir + "/" + control.PacketPath); err == nil {
+		if left != nil && os.SameFile(a.file, left.file) && control.PID == left.control.PID {
+			a.ring, a.follows = left.ring, left.follows
+			return a, nil
+		}
+		a.ring, err = packetring.Open(control.PacketPath, packetring.ReaderOptions{Wait: s.o.Wait})
+	}
+	if err != nil {
+		control.Close()
+		return nil, err
+	}
+	return a, nil
+}
+
+// connect makes the first attachment.
+func (s *Subscription) connect(ctx context.Context) (*attachment, error) {
+	if s.o.WaitForKey > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, s.o.WaitForKey, errWaited)
+		defer cancel()
+	}
+	a, err := s.attach(ctx, nil)
+	if err != nil && s.o.WaitForKey != 0 {
+		a, err = s.await(ctx, nil, err)
+	}
+	var none *NoKeyError
+	if errors.As(err, &none) {
+		list, _ := framering.List(s.o.RuntimeDir) // best effort: it only helps the message
+		for _, p := range list {
+			if p.Alive {
+				none.Others = append(none.Others, p.Key)
+			}
+		}
+	}
+	return a, err
+}
+
+// errWaited ends the wait of SubscribeOptions.WaitForKey.
+var errWaited = errors.New("waited long enough")
+
+// await attaches as soon as there is a publisher. It returns last, the error of the attempt before, when the time to wait is
+// over, and the context's error when the caller has had enough.
+func (s *Subscription) await(ctx context.Context, left *attachment, last error) (*attachment, error) {
+	var appeared <-chan struct{}
+	if w, err := shm.WatchFor(framering.SocketPath(s.o.RuntimeDir, s.o.Key)); err == nil {
+		defer w.Close()
+		appeared = w.C
+	}
+	pause := firstPause
+	timer := time.NewTimer(0) // once more at once: a publisher may have come before the watch
+	defer timer.Stop()
+	var told string
+	for {
+		select {
+		case <-timer.C:
+			pause = min(2*pause, lastPause)
+		case <-appeared:
+			pause = firstPause
+		case <-ctx.Done():
+			if context.Cause(ctx) == errWaited {
+				return nil, last
+			}
+			return nil, ctx.Err()
+		}
+		a, err := s.attach(ctx, left)
+		if err == nil {
+			return a, nil
+		}
+		if ctx.Err() == nil {
+			if last = err; !errors.Is(err, os.ErrNotExist) && err.Error() != told {
+				told = err.Error()
+				s.log.Warn("the publisher cannot be read yet", "error", err)
+			}
+		}
+		timer.Reset(pause)
+	}
+}
+
+// install makes a the present attachment.
+func (s *Subscription) install(a *attachment, start packetring.Position) {
+	_ = a.ring.Seek(start) // a fault shows again when reading
+	s.draining = false
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.life.Err() != nil { // closed meanwhile
+		a.close()
+		return
+	}
+	s.at, s.info = a, a.ring.Info()
+}
+
+func (s *Subscription) attached() *attachment {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at
+}
+
+// lost is called when the control connection has ended and the ring is read to its end, without a sign from the ring that its
+// publisher has ended.
+func (s *Subscription) lost(ctx context.Context, a *attachment) error {
+	if s.o.NoFollow {
+		return s.leave(a, a.control.Err())
+	}
+	next, err := s.attach(ctx, a)
+	if err == nil && next.ring == a.ring { // dropped by a living publisher
+		a.control.Close()
+		s.mu.Lock()
+		closed := s.at == nil
+		if !closed {
+			s.at = next
+		}
+		s.mu.Unlock()
+		if closed {
+			next.control.Close()
+		}
+		s.draining = false
+		return nil
+	}
+	if err == nil {
+		_ = next.close() // reconnect makes it again, in its own order
+	}
+	return s.leave(a, a.control.Err())
+}
+
+// leave closes an attachment whose publisher has ended. Its memory is given back before the next publisher needs as much.
+func (s *Subscription) leave(a *attachment, cause error) error {
+	if err := a.control.Err(); err != nil {
+		cause = err // it knows the reason
+	}
+	s.mu.Lock()
+	if s.at == a {
+		s.past, s.at = s.past.plus(a), nil
+		if i := a.ring.Info(); i.CodecID != 0 {
+			s.info = i
+		}
+	}
+	s.mu.Unlock()
+	a.close()
+	s.draining = false
+	s.log.Info("the publisher has ended", "cause", cause)
+	if s.o.NoFollow {
+		return fmt.Errorf("key %q: %w: %w", s.o.Key, ErrEnded, cause)
+	}
+	return nil
+}
+
+// reconnect waits for the next publisher.
+func (s *Subscription) reconnect(ctx context.Context) error {
+	if s.o.NoFollow {
+		return fmt.Errorf("key %q: %w", s.o.Key, ErrEnded)
+	}
+	actx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	a, err := s.await(actx, nil, nil)
+	switch {
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case s.life.Err() != nil:
+		err = ErrSubscriptionClosed
+	}
+	if err != nil {
+		if a != nil {
+			a.close()
+		}
+		return err
+	}
+	a.follows, s.mark = true, true
+	s.install(a, packetring.SeekOldest)
+	s.mu.Lock()
+	s.generation++
+	s.mu.Unlock()
+	s.log.Info("another publisher took over", "pid", a.control.PID)
+	return nil
+}
+
+// parked makes the context that Next waits with: it ends with the caller's context, with the control connection and with the
+// subscription. It is made once for a caller's context, so that waiting does not allocate.
+type parked struct {
+	mu     sync.Mutex
+	parent context.Context
+	done   <-chan struct{} // of the control connection
+	ctx    context.Context
+	cancel context.CancelFunc
+	stop   chan struct{} // ends the goroutine that waits for done
+}
+
+func (p *parked) until(parent context.Context, done <-chan struct{}) context.Context {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx != nil && p.ctx.Err() == nil && p.done == done && p.parent.Done() == parent.Done() {
+		return p.ctx
+	}
+	p.drop()
+	ctx, cancel := context.WithCancel(parent)
+	stop := make(chan struct{})
+	p.parent, p.done, p.ctx, p.cancel, p.stop = parent, done, ctx, cancel, stop
+	go func() {
+		select {
+		case <-done:
+			cancel()
+		case <-stop:
+		}
+	}()
+	return ctx
+}
+
+// wake ends a wait in progress.
+func (p *parked) wake() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cancel != nil {
+		p.cancel()
+	}
+}
+
+func (p *parked) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drop()
+}
+
+func (p *parked) drop() {
+	if p.cancel != nil {
+		p.cancel()
+		close(p.stop)
+		p.cancel, p.ctx, p.stop = nil, nil, nil
+	}
+}
