@@ -1,0 +1,168 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/cfpipe/cfpipe/nnrp"
+)
+
+// readControl handles the control stream.
+func (c *Client) readControl() {
+	stop := context.AfterFunc(c.ctx, func() { _ = c.control.SetReadDeadline(time.Unix(1, 0)); c.control.CancelRead(0) })
+	defer stop()
+	buf := make([]byte, nnrp.HeaderLen)
+	limits := c.agreed.Limits // does not change after the handshake
+	for {
+		if cap(buf) > growStep { // a large object passed; do not keep its memory
+			buf = make([]byte, nnrp.HeaderLen)
+		}
+		buf = buf[:nnrp.HeaderLen]
+		h, err := readHeader(c.control, buf, &limits, true)
+		if err == nil {
+			buf, err = readRest(c.control, buf, int(h.Size())-nnrp.HeaderLen, bodyTimeout)
+		}
+		if err == nil {
+			err = c.control1(&h, buf[nnrp.HeaderLen:], &limits)
+		}
+		if err == nil {
+			continue
+		}
+		if e := asError(err); e != nil {
+			if e.Code == nnrp.CodeLimitExceeded { // the body was not read: nothing behind it can be found
+				e.Fatal, e.Scope = true, nnrp.ScopeConnection
+			}
+			c.complain(e)
+			if e.Fatal {
+				return
+			}
+			continue
+		}
+		if errors.Is(err, io.EOF) { // the server has said its last word
+			close(c.peerEnd)
+			if c.State() == Active {
+				c.cancel(fmt.Errorf("nnrp: the server ended the control stream: %w", io.EOF))
+			}
+			return
+		}
+		c.cancel(fmt.Errorf("nnrp: read control stream: %w", err))
+		return
+	}
+}
+
+// ErrClosed: the server has sent CLOSE.
+var ErrClosed = errors.New("nnrp: the server closed the session")
+
+// control1 handles one control message.
+func (c *Client) control1(h *nnrp.Header, payload []byte, l *nnrp.Limits) error {
+	if err := c.State().Accept(false, h.Type, OnControl); err != nil {
+		return err
+	}
+	if h.SessionID != c.agreed.SessionID && h.Type != nnrp.MsgError {
+		return nnrp.NewError(nnrp.CodeInvalidState, "%s for session %d, this is %d", h.Type, h.SessionID, c.agreed.SessionID)
+	}
+	m := nnrp.NewMessage(h.Type)
+	if err := m.Parse(h, append([]byte(nil), payload...), l); err != nil { // answers outlive the buffer
+		return err
+	}
+	switch m := m.(type) {
+	case *nnrp.SessionPatchAck, *nnrp.CacheAck:
+		c.answer(h.Type, h.TraceID, m, nil)
+	case *nnrp.CachePut:
+		c.mu.Lock()
+		ack := c.cache.Put(m, time.Now())
+		c.mu.Unlock()
+		return c.out.send(&ack, c.header(nnrp.Header{TraceID: h.TraceID}))
+	case *nnrp.CacheInvalidate:
+		c.mu.Lock()
+		c.cache.Invalidate(m)
+		c.mu.Unlock()
+	case *nnrp.Close:
+		if err := nnrp.CheckCritical(m.Extensions, nil); err != nil {
+			return err
+		}
+		c.serverCloses()
+	case *nnrp.ErrorMessage:
+		c.serverError(h, m)
+	case *nnrp.Bare:
+		switch h.Type {
+		case nnrp.MsgPing:
+			return c.out.send(&nnrp.Bare{Msg: nnrp.MsgPong}, c.header(nnrp.Header{TraceID: h.TraceID}))
+		case nnrp.MsgPong:
+			c.answer(h.Type, h.TraceID, m, nil)
+		}
+	}
+	return nil
+}
+
+// serverCloses lets the frames under way end, then the session.
+func (c *Client) serverCloses() {
+	c.mu.Lock()
+	c.state.To(Draining)
+	c.checkIdle()
+	c.mu.Unlock()
+	c.done.Go(func() {
+		select {
+		case <-c.idle:
+		case <-time.After(drainTimeout):
+		case <-c.ctx.Done():
+		}
+		c.cancel(ErrClosed)
+	})
+}
+
+// serverError stops what the ERROR names: one frame, one request, or the session.
+func (c *Client) serverError(h *nnrp.Header, m *nnrp.ErrorMessage) {
+	e := m.Err()
+	switch {
+	case m.IsFatal != 0 || m.Scope == nnrp.ScopeConnection:
+		c.mu.Lock()
+		c.state.To(Draining)
+		c.mu.Unlock()
+		c.cancel(e)
+	case m.FrameID != 0:
+		if o := c.find(FrameKey{uint16(m.ViewID), m.FrameID}); o != nil {
+			to := Dropped
+			switch e.Code {
+			case nnrp.CodeFrameExpired:
+				to = Expired
+			case nnrp.CodeFrameCancelled:
+				to = Cancelled
+			}
+			c.finish(o, to, e)
+		}
+	default:
+		if !c.answer(0, h.TraceID, nil, e) {
+			c.log.Warn("nnrp server reports an error", "code", e.Code.String(), "scope", e.Scope.String(), "detail", e.Detail)
+		}
+	}
+}
+
+// readDatagrams handles RESULT_DROP, PING and PONG. What is no message is lost like any other datagram.
+func (c *Client) readDatagrams() {
+	for {
+		b, err := c.conn.ReceiveDatagram(c.ctx)
+		if err != nil {
+			return
+		}
+		h, err := nnrp.ParseHeader(b)
+		if err != nil || h.Size() != int64(len(b)) || h.SessionID != c.agreed.SessionID || c.State().Accept(false, h.Type, OnDatagram) != nil {
+			continue
+		}
+		switch h.Type {
+		case nnrp.MsgResultDrop:
+			if o := c.find(FrameKey{h.ViewID, h.FrameID}); o != nil {
+				c.finish(o, Dropped, nil)
+			}
+		case nnrp.MsgPing:
+			if b, err := (&nnrp.Bare{Msg: nnrp.MsgPong}).Append(nil, c.header(nnrp.Header{TraceID: h.TraceID})); err == nil {
+				_ = c.conn.SendDatagram(b)
+			}
+		case nnrp.MsgPong:
+			c.answer(h.Type, h.TraceID, &nnrp.Bare{Msg: nnrp.MsgPong}, nil)
+		}
+	}
+}

@@ -1,0 +1,630 @@
+package session
+
+import (
+	"context"
+	"io"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/nnrp"
+)
+
+// engine is a Handler that keeps frames until a test lets them go, or answers them at once.
+type engine struct {
+	instant bool
+	mu      sync.Mutex
+	frames  []*Frame
+	opened  int
+	ended   int
+	refuse  error
+}
+
+func (e *engine) Opened(*Session) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.refuse == nil {
+		e.opened++
+	}
+	return e.refuse
+}
+
+func (e *engine) Ended(*Session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended++
+}
+
+func (e *engine) Submitted(f *Frame) {
+	if e.instant {
+		if f.Start() {
+			f.Reply(answer(f))
+		} else {
+			f.Drop()
+		}
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.frames = append(e.frames, f)
+}
+
+func (e *engine) take() []*Frame {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l := e.frames
+	e.frames = nil
+	return l
+}
+
+// answer echoes the first section.
+func answer(f *Frame) *nnrp.ResultPush {
+	r := &nnrp.ResultPush{ActiveProfileID: 1, QueueMs: 1, InferenceMs: 2, TileIndex: nnrp.TileIndex{Count: 1}}
+	p := append([]byte(nil), f.Submit.Sections[0].Payload...)
+	r.Sections = []nnrp.Section{{RoleID: 5, DType: nnrp.Uint8, ElementCountPerTile: uint32(len(p)), LengthTable: nnrp.AppendLength(nil, len(p)), Payload: p}}
+	return r
+}
+
+func picture(payload string, class nnrp.FrameClass, budgetMs uint16) *nnrp.FrameSubmit {
+	return &nnrp.FrameSubmit{ProfileID: 1, FrameClass: class, LatencyBudgetMs: budgetMs, Tensor: nnrp.TensorSubmit{SrcWidth: 16, SrcHeight: 16, TileWidth: 16, TileHeight: 16},
+		TileIndex: nnrp.TileIndex{Count: 1},
+		Sections:  []nnrp.Section{{RoleID: 1, DType: nnrp.Uint8, ElementCountPerTile: uint32(len(payload)), LengthTable: nnrp.AppendLength(nil, len(payload)), Payload: []byte(payload)}}}
+}
+
+type server struct {
+	e    *engine
+	stop context.CancelFunc
+	err  chan error
+	conn *memConn // the client's end
+}
+
+func serve(t *testing.T, e *engine, p Policy) *server {
+	client, srv := memPair()
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &server{e: e, stop: cancel, err: make(chan error, 1), conn: client}
+	go func() { s.err <- Serve(ctx, srv, e, ServerOptions{Policy: p}) }()
+	return s
+}
+
+func open(t *testing.T, s *server) *Client {
+	c, err := Open(t.Context(), s.conn, ClientOptions{Hello: nnrp.ClientHello{MaxLaneCount: 2, MaxCacheEntries: 4, MaxCacheBytes: 1000, CacheDigestBitmap: 1, CacheObjectBitmap: 1, CacheNamespaceCount: 1}})
+	require.NoError(t, err)
+	return c
+}
+
+func nextOf(t *testing.T, c *Client) *Outcome {
+	t.Helper()
+	o, err := c.Next(t.Context())
+	require.NoError(t, err)
+	return o
+}
+
+func submit(t *testing.T, c *Client, payload string, class nnrp.FrameClass, budgetMs uint16) uint32 {
+	t.Helper()
+	id, err := c.Submit(t.Context(), picture(payload, class, budgetMs), SubmitOptions{Tag: payload})
+	require.NoError(t, err)
+	return id
+}
+
+func TestResults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{instant: true}, Policy{Concurrent: 2, Lanes: 2})
+		c := open(t, s)
+		for i := range 50 {
+			id := submit(t, c, string(rune('a'+i%26)), nnrp.ClassKeyframe, 100)
+			o := nextOf(t, c)
+			require.Equal(t, Delivered, o.State)
+			require.Equal(t, id, o.FrameID)
+			require.Equal(t, o.Tag, string(o.Result.Sections[0].Payload))
+			require.NotZero(t, o.Header.Flags&nnrp.FlagKeyframe)
+			require.Zero(t, o.Header.Flags&nnrp.FlagCanDrop, "a keyframe's result must arrive")
+			o.Release()
+		}
+		submit(t, c, "d", nnrp.ClassDiscardable, 0)
+		require.NotZero(t, nextOf(t, c).Header.Flags&nnrp.FlagCanDrop)
+		// Lanes: one id, two frames.
+		for view := range uint16(2) {
+			_, err := c.Submit(t.Context(), picture("v", nnrp.ClassDelta, 0), SubmitOptions{View: view, FrameID: 4000})
+			require.NoError(t, err)
+		}
+		require.Equal(t, uint16(1), nextOf(t, c).View+nextOf(t, c).View)
+		_, err := c.Submit(t.Context(), picture("v", nnrp.ClassDelta, 0), SubmitOptions{View: 2})
+		require.ErrorIs(t, err, nnrp.ErrLimitExceeded)
+		rtt, err := c.Ping(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, rtt)
+		require.NoError(t, c.Close(t.Context()))
+		require.NoError(t, <-s.err)
+		require.Equal(t, 1, s.e.ended)
+		require.NoError(t, c.Err())
+		_, err = c.Next(t.Context())
+		require.Error(t, err)
+	})
+}
+
+func TestExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{}, Policy{Concurrent: 2})
+		c := open(t, s)
+		start := time.Now()
+		submit(t, c, "late", nnrp.ClassKeyframe, 50)
+		submit(t, c, "fine", nnrp.ClassKeyframe, 500)
+		synctest.Wait()
+		frames := s.e.take()
+		require.Len(t, frames, 2)
+		require.True(t, frames[0].Start())
+		o := nextOf(t, c)
+		require.Equal(t, "late", o.Tag)
+		require.Equal(t, Expired, o.State)
+		require.Equal(t, 50*time.Millisecond, time.Since(start))
+		require.False(t, frames[0].Alive())
+		frames[0].Reply(answer(frames[0])) // too late: goes nowhere
+		require.True(t, frames[1].Start())
+		frames[1].Reply(answer(frames[1]))
+		require.Equal(t, Delivered, nextOf(t, c).State)
+		// Both places are free again.
+		_, err := c.TrySubmit(t.Context(), picture("a", nnrp.ClassKeyframe, 0), SubmitOptions{})
+		require.NoError(t, err)
+		_, err = c.TrySubmit(t.Context(), picture("b", nnrp.ClassKeyframe, 0), SubmitOptions{})
+		require.NoError(t, err)
+		_, err = c.TrySubmit(t.Context(), picture("c", nnrp.ClassKeyframe, 0), SubmitOptions{})
+		require.ErrorIs(t, err, ErrFull)
+		synctest.Wait()
+		for _, f := range s.e.take() {
+			f.Drop()
+		}
+		require.Equal(t, Dropped, nextOf(t, c).State)
+		require.Equal(t, Dropped, nextOf(t, c).State)
+		require.NoError(t, c.Close(t.Context()))
+		require.NoError(t, <-s.err)
+	})
+}
+
+func TestCancel(t *testing.T) {
+	for _, lossy := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := serve(t, &engine{}, Policy{Concurrent: 1})
+			c := open(t, s)
+			s.conn.lose.Store(lossy)
+			s.conn.peer.lose.Store(lossy)
+			id := submit(t, c, "old", nnrp.ClassDelta, 0)
+			synctest.Wait()
+			old := s.e.take()[0]
+			c.Cancel(0, id)
+			o := nextOf(t, c)
+			require.Equal(t, Cancelled, o.State)
+			synctest.Wait()
+			require.False(t, old.Alive())
+			require.False(t, old.Start())
+			old.Drop()
+			start := time.Now()
+			submit(t, c, "new", nnrp.ClassDelta, 0) // waits for the place
+			if lossy {
+				require.Equal(t, releaseAfter, time.Since(start), "RESULT_DROP was lost: the place is free after a while")
+			} else {
+				require.Zero(t, time.Since(start))
+			}
+			synctest.Wait()
+			f := s.e.take()[0]
+			require.True(t, f.Start())
+			f.Reply(answer(f))
+			require.Equal(t, Delivered, nextOf(t, c).State)
+			require.NoError(t, c.Close(t.Context()))
+			require.NoError(t, <-s.err)
+		})
+	}
+}
+
+func TestSupersede(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{}, Policy{Concurrent: 4})
+		c := open(t, s)
+		submit(t, c, "1", nnrp.ClassDiscardable, 0)
+		submit(t, c, "key", nnrp.ClassKeyframe, 0)
+		synctest.Wait()
+		submit(t, c, "2", nnrp.ClassDiscardable, 0)
+		o := nextOf(t, c)
+		require.Equal(t, "1", o.Tag)
+		require.Equal(t, Dropped, o.State)
+		synctest.Wait()
+		alive := 0
+		for _, f := range s.e.take() {
+			if f.Start() {
+				alive++
+				f.Reply(answer(f))
+			} else {
+				f.Drop()
+			}
+		}
+		require.Equal(t, 2, alive)
+		require.Equal(t, Delivered, nextOf(t, c).State)
+		require.Equal(t, Delivered, nextOf(t, c).State)
+		require.NoError(t, c.Close(t.Context()))
+		require.NoError(t, <-s.err)
+	})
+}
+
+func TestServerBusyAndFrameErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{}, Policy{Concurrent: 4})
+		c := open(t, s)
+		submit(t, c, "busy", nnrp.ClassKeyframe, 0)
+		submit(t, c, "miss", nnrp.ClassDelta, 0)
+		submit(t, c, "fine", nnrp.ClassDelta, 0)
+		synctest.Wait()
+		byTag := map[string]*Frame{}
+		for _, f := range s.e.take() {
+			byTag[string(f.Submit.Sections[0].Payload)] = f
+		}
+		busy := nnrp.NewError(nnrp.CodeServerBusy, "queue is full")
+		busy.Scope, busy.RetryAfterMs = nnrp.ScopeFrame, 250
+		byTag["busy"].Fail(busy)
+		o := nextOf(t, c)
+		require.Equal(t, "busy", o.Tag)
+		require.ErrorIs(t, o.Err, nnrp.ErrServerBusy)
+		require.EqualValues(t, 250, o.Err.RetryAfterMs)
+		byTag["miss"].Fail(nnrp.NewError(nnrp.CodeCacheMiss, "context of frame 1 is gone"))
+		require.ErrorIs(t, nextOf(t, c).Err, nnrp.ErrCacheMiss)
+		require.True(t, byTag["fine"].Start())
+		byTag["fine"].Reply(answer(byTag["fine"]))
+		require.Equal(t, Delivered, nextOf(t, c).State, "other frames go on")
+		require.NoError(t, c.Close(t.Context()))
+		require.NoError(t, <-s.err)
+	})
+}
+
+func TestPatchAndCacheOverTheWire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{}, Policy{Lanes: 2, MaxQuality: 3, Cache: CachePolicy{Entries: 4, Bytes: 100, Objects: 1, Namespaces: 1}})
+		c := open(t, s)
+		ack, err := c.Patch(t.Context(), &nnrp.SessionPatch{PatchMask: nnrp.PatchQualityTier | nnrp.PatchActiveLaneMask, QualityTier: 9, ActiveLaneMask: 1})
+		require.NoError(t, err)
+		require.EqualValues(t, nnrp.PatchPartial, ack.Status)
+		require.EqualValues(t, 1, c.Agreement().LaneMask)
+		_, err = c.Submit(t.Context(), picture("x", nnrp.ClassDelta, 0), SubmitOptions{View: 1})
+		require.ErrorIs(t, err, nnrp.ErrInvalidState)
+		_, err = c.Patch(t.Context(), &nnrp.SessionPatch{Extensions: nnrp.AppendExtension(nil, nnrp.Extension{Type: 0x8888, Flags: nnrp.ExtCritical})})
+		require.ErrorIs(t, err, nnrp.ErrUnsupportedCapability)
+
+		object := []byte("camera matrix")
+		put := &nnrp.CachePut{ObjectKind: nnrp.ObjectCamera, CacheKey: nnrp.KeyOf(object), Object: object}
+		got, err := c.Install(t.Context(), put)
+		require.NoError(t, err)
+		require.EqualValues(t, nnrp.CacheAccepted, got.Status)
+		put.Lo++
+		got, err = c.Install(t.Context(), put)
+		require.NoError(t, err)
+		require.EqualValues(t, nnrp.CacheRejected, got.Status)
+		require.NoError(t, c.Invalidate(&nnrp.CacheInvalidate{Scope: nnrp.InvalidateSession}))
+		require.NoError(t, c.Close(t.Context()))
+		require.NoError(t, <-s.err)
+	})
+}
+
+func TestDraining(t *testing.T) {
+	t.Run("client closes", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := serve(t, &engine{}, Policy{})
+			c := open(t, s)
+			submit(t, c, "last", nnrp.ClassKeyframe, 0)
+			synctest.Wait()
+			f := s.e.take()[0]
+			closed := make(chan struct{})
+			go func() { _ = c.Close(t.Context()); close(closed) }()
+			synctest.Wait()
+			require.Equal(t, Draining, f.Session.State())
+			_, err := c.Submit(t.Context(), picture("x", nnrp.ClassDelta, 0), SubmitOptions{})
+			require.ErrorIs(t, err, nnrp.ErrInvalidState)
+			require.True(t, f.Start())
+			f.Reply(answer(f))
+			<-closed
+			require.Equal(t, Delivered, nextOf(t, c).State, "the frame under way got its result")
+			require.NoError(t, <-s.err)
+		})
+	})
+	t.Run("server stops", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := serve(t, &engine{}, Policy{})
+			c := open(t, s)
+			submit(t, c, "last", nnrp.ClassKeyframe, 0)
+			synctest.Wait()
+			f := s.e.take()[0]
+			s.stop()
+			synctest.Wait()
+			require.Equal(t, Draining, c.State())
+			require.True(t, f.Start())
+			f.Reply(answer(f))
+			require.Equal(t, Delivered, nextOf(t, c).State)
+			<-c.Done()
+			require.ErrorIs(t, c.Err(), ErrClosed)
+			require.NoError(t, c.Close(t.Context()))
+			require.NoError(t, <-s.err)
+		})
+	})
+	t.Run("a frame that never ends", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := serve(t, &engine{}, Policy{})
+			c := open(t, s)
+			submit(t, c, "stuck", nnrp.ClassKeyframe, 0)
+			synctest.Wait()
+			start := time.Now()
+			require.NoError(t, c.Close(t.Context()))
+			require.LessOrEqual(t, time.Since(start), drainTimeout+lastWordsTimeout)
+			require.Error(t, <-s.err)
+			require.Equal(t, Cancelled, nextOf(t, c).State)
+			s.e.take()[0].Reply(&nnrp.ResultPush{ActiveProfileID: 1})
+		})
+	})
+}
+
+func TestRefusedHandshake(t *testing.T) {
+	busy := nnrp.NewError(nnrp.CodeServerBusy, "64 sessions")
+	busy.RetryAfterMs = 1500
+	for name, c := range map[string]struct {
+		policy Policy
+		refuse error
+		code   nnrp.ErrorCode
+	}{
+		"token":      {Policy{Authenticate: func([]byte) (uint8, time.Duration) { return nnrp.AuthRejected, 0 }}, nil, nnrp.CodeAuthFailed},
+		"busy":       {Policy{}, busy, nnrp.CodeServerBusy},
+		"broken":     {Policy{}, io.ErrNoProgress, nnrp.CodeInternalError},
+		"capability": {Policy{DTypes: 1 << 30}, nil, nnrp.CodeUnsupportedCapability},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := serve(t, &engine{refuse: c.refuse}, c.policy)
+				_, err := Open(t.Context(), s.conn, ClientOptions{})
+				require.ErrorIs(t, err, &nnrp.Error{Code: c.code})
+				require.True(t, asError(err).Fatal)
+				if name == "busy" {
+					require.EqualValues(t, 1500, asError(err).RetryAfterMs)
+				}
+				require.Error(t, <-s.err)
+				require.Zero(t, s.e.ended)
+			})
+		})
+	}
+}
+
+// raw is a client that writes what it likes.
+type raw struct {
+	t       *testing.T
+	conn    *memConn
+	control ControlStream
+	errs    chan *nnrp.ErrorMessage
+	eof     chan struct{}
+}
+
+func rawClient(t *testing.T, s *server) *raw {
+	r := &raw{t: t, conn: s.conn, errs: make(chan *nnrp.ErrorMessage, 100), eof: make(chan struct{})}
+	var err error
+	r.control, err = s.conn.OpenControl(t.Context())
+	require.NoError(t, err)
+	o := ClientOptions{}
+	hello := o.hello()
+	r.write(r.control, &hello, nnrp.Header{})
+	h, _ := r.read()
+	require.Equal(t, nnrp.MsgServerHelloAck, h.Type)
+	go func() {
+		defer close(r.eof)
+		for {
+			h, m := r.read()
+			if m == nil {
+				return
+			}
+			if h.Type == nnrp.MsgError {
+				r.errs <- m.(*nnrp.ErrorMessage)
+			}
+		}
+	}()
+	return r
+}
+
+func (r *raw) write(w io.Writer, m nnrp.Message, h nnrp.Header) {
+	b, err := m.Append(nil, h)
+	require.NoError(r.t, err)
+	_, err = w.Write(b)
+	require.NoError(r.t, err)
+}
+
+func (r *raw) read() (nnrp.Header, nnrp.Message) {
+	buf := make([]byte, nnrp.HeaderLen)
+	if _, err := io.ReadFull(r.control, buf); err != nil {
+		return nnrp.Header{}, nil
+	}
+	h, err := nnrp.ParseHeader(buf)
+	require.NoError(r.t, err)
+	rest := make([]byte, h.Size()-nnrp.HeaderLen)
+	_, err = io.ReadFull(r.control, rest)
+	require.NoError(r.t, err)
+	m := nnrp.NewMessage(h.Type)
+	require.NoError(r.t, m.Parse(&h, rest, &nnrp.Limits{}))
+	return h, m
+}
+
+func (r *raw) stream(b []byte) SendStream {
+	w, err := r.conn.OpenSend(r.t.Context())
+	require.NoError(r.t, err)
+	_, _ = w.Write(b) // the server may hang up in between
+	return w
+}
+
+func (r *raw) frame(id uint32, m *nnrp.FrameSubmit) []byte {
+	b, err := m.Append(nil, nnrp.Header{SessionID: 1, FrameID: id})
+	require.NoError(r.t, err)
+	return b
+}
+
+func TestErrorsStopWhatTheyMust(t *testing.T) {
+	good := picture("ok", nnrp.ClassKeyframe, 0)
+	for name, c := range map[string]struct {
+		do    func(*raw)
+		code  nnrp.ErrorCode
+		scope nnrp.Scope
+		frame uint32
+		fatal bool
+	}{
+		"malformed frame": {func(r *raw) {
+			b := r.frame(7, good)
+			b[nnrp.HeaderLen+16]++ // profile_block_bytes
+			r.stream(b)
+		}, nnrp.CodeMalformedBody, nnrp.ScopeFrame, 7, false},
+		"frame for another session": {func(r *raw) {
+			b, _ := good.Append(nil, nnrp.Header{SessionID: 2, FrameID: 7})
+			r.stream(b)
+		}, nnrp.CodeInvalidState, nnrp.ScopeSession, 7, false},
+		"frame 0": {func(r *raw) { r.stream(r.frame(0, good)) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 0, false},
+		"giant body": {func(r *raw) {
+			r.stream((&nnrp.Header{Type: nnrp.MsgFrameSubmit, MetaLen: 32, BodyLen: 1<<32 - 1, SessionID: 1, FrameID: 7}).Append(nil))
+		}, nnrp.CodeLimitExceeded, nnrp.ScopeSession, 7, false},
+		"result by client": {func(r *raw) { b, _ := answerTo(7).Append(nil, nnrp.Header{SessionID: 1, FrameID: 7}); r.stream(b) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 7, false},
+		"second hello":     {func(r *raw) { o := ClientOptions{}; h := o.hello(); r.write(r.control, &h, nnrp.Header{SessionID: 1}) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 0, false},
+		"frame on control": {func(r *raw) { _, _ = r.control.Write(r.frame(7, good)) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 0, false},
+		"unknown type":     {func(r *raw) { _, _ = r.control.Write((&nnrp.Header{Type: 0x7f, SessionID: 1}).Append(nil)) }, nnrp.CodeUnsupportedCapability, nnrp.ScopeSession, 0, false},
+		"garbage":          {func(r *raw) { _, _ = r.control.Write(make([]byte, nnrp.HeaderLen)) }, nnrp.CodeMalformedHeader, nnrp.ScopeConnection, 0, true},
+		"version":          {func(r *raw) { b := (&nnrp.Header{Type: nnrp.MsgPing}).Append(nil); b[4] = 2; _, _ = r.control.Write(b) }, nnrp.CodeUnsupportedVersion, nnrp.ScopeConnection, 0, true},
+		"giant control": {func(r *raw) {
+			_, _ = r.control.Write((&nnrp.Header{Type: nnrp.MsgClose, BodyLen: 1 << 31, SessionID: 1}).Append(nil))
+		}, nnrp.CodeLimitExceeded, nnrp.ScopeConnection, 0, true},
+		"lone retransmit": {func(r *raw) { r.stream(r.frame(7, picture("x", nnrp.ClassRetransmit, 0))) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 7, false},
+		"too many tiles": {func(r *raw) {
+			m := picture("x", nnrp.ClassDelta, 0)
+			m.Tensor.TileWidth = 8
+			m.TileIndex.Base = 4
+			r.stream(r.frame(7, m))
+		}, nnrp.CodeMalformedBody, nnrp.ScopeFrame, 7, false},
+		"dtype not agreed":  {func(r *raw) { m := picture("x", nnrp.ClassDelta, 0); m.Sections[0].DType = 31; r.stream(r.frame(7, m)) }, nnrp.CodeUnsupportedCapability, nnrp.ScopeSession, 7, false},
+		"patch for session": {func(r *raw) { r.write(r.control, &nnrp.SessionPatch{}, nnrp.Header{SessionID: 9}) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := serve(t, &engine{instant: true}, Policy{})
+				r := rawClient(t, s)
+				c.do(r)
+				e := <-r.errs
+				require.Equal(t, c.code, e.Code, "%s", e.Diagnostic)
+				require.Equal(t, c.scope, e.Scope)
+				require.Equal(t, c.frame, e.FrameID)
+				require.Equal(t, c.fatal, e.IsFatal != 0)
+				if c.fatal {
+					<-r.eof
+					_ = s.conn.CloseWithError(0, "")
+					require.ErrorIs(t, <-s.err, &nnrp.Error{Code: c.code})
+					return
+				}
+				// The session goes on.
+				w := r.stream(r.frame(8, good))
+				_ = w.Close()
+				res, err := s.conn.AcceptReceive(t.Context())
+				require.NoError(t, err)
+				b, err := io.ReadAll(res)
+				require.NoError(t, err)
+				h, m, _, err := nnrp.ParseMessage(b, &nnrp.Limits{})
+				require.NoError(t, err)
+				require.EqualValues(t, 8, h.FrameID)
+				require.Equal(t, "ok", string(m.(*nnrp.ResultPush).Sections[0].Payload))
+				_ = s.conn.CloseWithError(0, "")
+				require.Error(t, <-s.err)
+			})
+		})
+	}
+}
+
+func answerTo(id uint32) *nnrp.ResultPush { return &nnrp.ResultPush{ActiveProfileID: 1} }
+
+// TestTooManyFrames: the frame above the limit is refused, those below go on.
+func TestTooManyFrames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{}, Policy{Concurrent: 3})
+		r := rawClient(t, s)
+		for id := uint32(1); id <= 5; id++ {
+			_ = r.stream(r.frame(id, picture("x", nnrp.ClassKeyframe, 0))).Close()
+			synctest.Wait()
+		}
+		for id := uint32(4); id <= 5; id++ {
+			e := <-r.errs
+			require.Equal(t, nnrp.CodeLimitExceeded, e.Code)
+			require.Equal(t, id, e.FrameID)
+			require.Zero(t, e.IsFatal)
+		}
+		frames := s.e.take()
+		require.Len(t, frames, 3)
+		for _, f := range frames {
+			f.Drop()
+		}
+		_ = s.conn.CloseWithError(0, "")
+		require.Error(t, <-s.err)
+	})
+}
+
+// TestSlowPeer: streams that stop in the middle, and a peer that reads nothing, end by time and cost bounded memory.
+func TestSlowPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{instant: true}, Policy{Concurrent: 2})
+		r := rawClient(t, s)
+		whole := r.frame(9, picture("x", nnrp.ClassKeyframe, 0))
+		for _, n := range []int{1, nnrp.HeaderLen, nnrp.HeaderLen + 32, len(whole) - 1} {
+			r.stream(whole[:n])
+			synctest.Wait()
+		}
+		giant := &nnrp.Header{Type: nnrp.MsgFrameSubmit, MetaLen: 32, BodyLen: nnrp.DefaultMaxBody, SessionID: 1, FrameID: 20}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for id := uint32(20); id < 40; id++ {
+			giant.FrameID = id
+			go func(b []byte) {
+				if w, err := r.conn.OpenSend(context.Background()); err == nil {
+					_, _ = w.Write(b)
+				}
+			}(append(giant.Append(nil), whole[nnrp.HeaderLen:nnrp.HeaderLen+32]...))
+		}
+		synctest.Wait()
+		runtime.ReadMemStats(&after)
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(8<<20), "memory follows what arrived, not what was announced")
+		time.Sleep(2 * (headTimeout + bodyTimeout)) // of the bubble's clock
+		_ = r.stream(r.frame(50, picture("y", nnrp.ClassKeyframe, 0))).Close()
+		res, err := s.conn.AcceptReceive(t.Context())
+		require.NoError(t, err)
+		b, err := io.ReadAll(res)
+		require.NoError(t, err)
+		h, _, _, err := nnrp.ParseMessage(b, &nnrp.Limits{})
+		require.NoError(t, err)
+		require.EqualValues(t, 50, h.FrameID)
+		_ = s.conn.CloseWithError(0, "")
+		require.Error(t, <-s.err)
+	})
+}
+
+// TestDeafPeer floods with PING and never reads: the connection ends instead of a queue that grows.
+func TestDeafPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{}, Policy{})
+		control, err := s.conn.OpenControl(t.Context())
+		require.NoError(t, err)
+		o := ClientOptions{}
+		hello := o.hello()
+		b, err := hello.Append(nil, nnrp.Header{})
+		require.NoError(t, err)
+		_, err = control.Write(b)
+		require.NoError(t, err)
+		ping := (&nnrp.Header{Type: nnrp.MsgPing, SessionID: 1}).Append(nil)
+		for err == nil {
+			_, err = control.Write(ping)
+		}
+		require.Error(t, <-s.err)
+	})
+}
+
+// TestSilentPeer says nothing at all.
+func TestSilentPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{}, Policy{})
+		start := time.Now()
+		require.Error(t, <-s.err)
+		require.Equal(t, handshakeTimeout, time.Since(start))
+	})
+}

@@ -1,0 +1,155 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cfpipe/cfpipe/nnrp"
+)
+
+// Bounds of time. A peer that is slower than these is cut off; nobody else waits for it.
+const (
+	handshakeTimeout = 10 * time.Second // CLIENT_HELLO and its answer
+	headTimeout      = 5 * time.Second  // header and metadata of a stream that has begun
+	bodyTimeout      = 20 * time.Second // the body behind it: 32 MiB at 13 Mbit/s
+	writeTimeout     = 10 * time.Second // one message, while the peer does not read
+	drainTimeout     = 5 * time.Second  // frames that are under way when a session ends
+	lastWordsTimeout = 2 * time.Second  // until the peer has read the last results and hung up
+)
+
+const (
+	controlQueue = 64       // messages for the control stream that wait while the peer does not read; more end the connection
+	growStep     = 64 << 10 // memory follows what has arrived, not what was announced
+)
+
+// readHeader reads a header; with wait it waits for the first byte for as long as the connection lives.
+func readHeader(r ReceiveStream, buf []byte, l *nnrp.Limits, wait bool) (nnrp.Header, error) {
+	n := 0
+	if wait {
+		_ = r.SetReadDeadline(time.Time{})
+		var err error
+		if n, err = io.ReadAtLeast(r, buf[:nnrp.HeaderLen], 1); err != nil {
+			return nnrp.Header{}, err
+		}
+	}
+	_ = r.SetReadDeadline(time.Now().Add(headTimeout))
+	if _, err := io.ReadFull(r, buf[n:nnrp.HeaderLen]); err != nil {
+		return nnrp.Header{}, noEOF(err)
+	}
+	h, err := nnrp.ParseHeader(buf[:nnrp.HeaderLen])
+	if err != nil {
+		return h, err
+	}
+	return h, h.Check(l)
+}
+
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// readRest appends n bytes to buf. Memory grows with what has arrived: a peer that announces much and sends little costs little.
+func readRest(r ReceiveStream, buf []byte, n int, timeout time.Duration) ([]byte, error) {
+	if n == 0 {
+		return buf, nil
+	}
+	_ = r.SetReadDeadline(time.Now().Add(timeout))
+	for n > 0 {
+		room := cap(buf) - len(buf)
+		if room == 0 {
+			grown := make([]byte, len(buf), len(buf)+min(n, max(growStep, 2*len(buf))))
+			copy(grown, buf)
+			buf = grown
+			continue
+		}
+		step := min(n, room)
+		if _, err := io.ReadFull(r, buf[len(buf):len(buf)+step]); err != nil {
+			return buf, noEOF(err)
+		}
+		buf = buf[:len(buf)+step]
+		n -= step
+	}
+	return buf, nil
+}
+
+// buffers holds message bodies between frames. sync.Pool gives memory back when frames stop coming.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// controlWriter sends messages on the control stream in the order of send. One goroutine writes, so that no caller ever waits for a
+// peer that does not read.
+type controlWriter struct {
+	stream SendStream
+	queue  chan []byte
+	full   atomic.Bool
+	failed func(error)
+}
+
+var errControlFull = errors.New("nnrp: the peer does not read its control stream")
+
+func newControlWriter(s SendStream, failed func(error)) *controlWriter {
+	return &controlWriter{stream: s, queue: make(chan []byte, controlQueue), failed: failed}
+}
+
+// send queues a message; a full queue ends the connection through failed.
+func (w *controlWriter) send(m nnrp.Message, h nnrp.Header) error {
+	b, err := m.Append(nil, h)
+	if err != nil {
+		return err
+	}
+	select {
+	case w.queue <- b:
+		return nil
+	default:
+		if w.full.CompareAndSwap(false, true) {
+			w.failed(errControlFull)
+		}
+		return errControlFull
+	}
+}
+
+// run writes until stop is closed and the queue is empty.
+func (w *controlWriter) run(stop <-chan struct{}) {
+	for {
+		select {
+		case b := <-w.queue:
+			if !w.write(b) {
+				return
+			}
+		case <-stop:
+			for {
+				select {
+				case b := <-w.queue:
+					if !w.write(b) {
+						return
+					}
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+func (w *controlWriter) write(b []byte) bool {
+	_ = w.stream.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if _, err := w.stream.Write(b); err != nil {
+		w.failed(fmt.Errorf("nnrp: write control stream: %w", err))
+		return false
+	}
+	return true
+}
+
+// asError returns the protocol error in err, or nil.
+func asError(err error) *nnrp.Error {
+	var e *nnrp.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return nil
+}
