@@ -166,8 +166,8 @@ func eventuallyEmpty(t testing.TB, p *Publisher) {
 		return nil
 	})
 	require.EqualValues(t, 1, p.table.used)
-	require.Zero(t, p.block.hdr.bitmap.Load())
+	require.Zero(t, p.ring.block.hdr.bitmap.Load())
 	for bit := range subscriberSlots {
-		require.Equal(t, SubscriberSlot{Bit: bit}, p.block.subscriber(bit))
+		require.Equal(t, SubscriberSlot{Bit: bit}, p.ring.block.subscriber(bit))
 	}
 }

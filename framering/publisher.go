@@ -10,8 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
 )
@@ -43,16 +43,15 @@ type Publisher struct {
 	path    string // of the socket
 	gid     int
 	dialect *dialect
-	frames  *FrameConfig
 	log     *slog.Logger
+	table   *table
 
 	patience time.Duration // with a peer in its handshake
 
-	seg   *shm.Segment
-	block *block
-	table *table
+	frameSeq atomic.Uint64 // of the newest frame; what shared memory says could be anybody's
 
 	mu       sync.Mutex
+	ring     *ring // the current generation
 	packets  PacketInfo
 	listener *net.UnixListener
 	sessions map[*session]struct{}
@@ -70,7 +69,7 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 		return nil, err
 	}
 	p := &Publisher{
-		key: o.Key, path: SocketPath(o.RuntimeDir, o.Key), gid: o.GID, dialect: dialectFor(o.Protocol), frames: o.Frames,
+		key: o.Key, path: SocketPath(o.RuntimeDir, o.Key), gid: o.GID, dialect: dialectFor(o.Protocol),
 		log: o.Logger, sessions: map[*session]struct{}{}, stop: make(chan struct{}), patience: handshakeTimeout,
 	}
 	if p.dialect == nil {
@@ -111,8 +110,8 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
 	}
-	p.seg, p.block = seg, initBlock(seg.Bytes(), params)
-	p.table = newTable(p.block)
+	p.ring = &ring{seg: seg, block: initBlock(seg.Bytes(), params), config: o.Frames, freed: make(chan struct{})}
+	p.table = newTable(p.ring.block)
 	return p, nil
 }
 
@@ -193,7 +192,11 @@ func listen(path string, gid int) (*net.UnixListener, error) {
 func (p *Publisher) Subscribers() []SubscriberSlot { return p.table.list() }
 
 // Header returns a copy of the header in shared memory.
-func (p *Publisher) Header() Header { return p.block.header() }
+func (p *Publisher) Header() Header {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ring.block.header()
+}
 
 // Close tells all subscribers that the publisher ends, waits until they are told, and removes socket and SHM. Calls after
 // the first return the first one's error.
@@ -202,6 +205,7 @@ func (p *Publisher) Close(reason Reason) error {
 		p.mu.Lock()
 		p.closing = true
 		close(p.stop)
+		ring := p.ring
 		l := p.listener
 		sessions := make([]*session, 0, len(p.sessions))
 		for s := range p.sessions {
@@ -209,11 +213,15 @@ func (p *Publisher) Close(reason Reason) error {
 		}
 		p.mu.Unlock()
 
-		p.block.hdr.shutdownFlag.Store(1) // read by readers that wake, and by List
-		shm.FutexWake((*uint32)(unsafe.Pointer(&p.block.hdr.globalSeq)))
-		var err error
+		if ring.writer != nil {
+			ring.writer.end() // waits for an open slot
+		}
+		err := shm.Guard(func() {
+			ring.block.hdr.shutdownFlag.Store(1) // read by readers that wake, and by List
+			shm.FutexWake(low32(&ring.block.hdr.globalSeq))
+		})
 		if l != nil {
-			err = l.Close()
+			err = errors.Join(err, l.Close())
 			// The lock is held: nobody else's socket stands there.
 			if rerr := os.Remove(p.path); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
 				err = errors.Join(err, rerr)
@@ -225,7 +233,12 @@ func (p *Publisher) Close(reason Reason) error {
 		}
 		told.Wait()
 		p.wg.Wait()
-		p.closeErr = errors.Join(err, p.seg.Close())
+		p.mu.Lock()
+		ring.retired = true
+		ring.release()
+		p.mu.Unlock()
+		<-ring.freed
+		p.closeErr = errors.Join(err, ring.seg.Close())
 	})
 	return p.closeErr
 }

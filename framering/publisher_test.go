@@ -24,7 +24,7 @@ func TestFramesAndPackets(t *testing.T) {
 	p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key, Frames: &FrameConfig{
 		RingSize: 4, Meta: meta, Policy: StrictWait, Memory: newMemfds(t, 4, roundUp(meta.FrameSize, 4096)),
 	}}, true)
-	p.block.hdr.globalSeq.Store(12)
+	p.frameSeq.Store(12)
 
 	s := subscribe(t, dir, key, WantsFrames|WantsPackets)
 	require.Equal(t, 1, s.Bit)
@@ -240,7 +240,7 @@ func TestDrop(t *testing.T) {
 	}}, false)
 	slow, other := subscribe(t, dir, key, WantsFrames), subscribe(t, dir, key, WantsFrames)
 	p.drop(slow.Bit, ErrTimeout, "no ACK for 2s")
-	require.EqualValues(t, 1<<other.Bit, p.block.hdr.bitmap.Load(), "at once")
+	require.EqualValues(t, 1<<other.Bit, p.ring.block.hdr.bitmap.Load(), "at once")
 	wait(t, slow.Done(), "the ERROR")
 	require.ErrorIs(t, slow.Err(), ErrTimeout)
 	require.ErrorContains(t, slow.Err(), "no ACK for 2s")

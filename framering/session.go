@@ -19,7 +19,10 @@ type session struct {
 	p    *Publisher
 	peer *peer
 	pid  int // 0 = in another PID namespace
-	bit  int // under p.mu; 0 = none
+
+	// Under p.mu.
+	bit  int   // 0 = none
+	ring *ring // the generation that was offered, held until the session ends or turns out to take packets alone
 }
 
 func (p *Publisher) accept(l *net.UnixListener) {
@@ -126,12 +129,14 @@ func (s *session) offer() offer {
 	p := s.p
 	p.mu.Lock()
 	packets, closing := p.packets, p.closing
+	s.hold(p.ring)
+	frames := p.ring.config
 	p.mu.Unlock()
 	o := offer{
 		shmPath: "/dev/shm/" + ShmName(p.key), packetPath: packets.Path, codecID: packets.CodecID, shutDown: closing,
 	}
-	if p.frames != nil {
-		o.ringSize, o.meta, o.memory = p.frames.RingSize, p.frames.Meta, p.frames.Memory
+	if frames != nil {
+		o.ringSize, o.meta, o.memory = frames.RingSize, frames.Meta, frames.Memory
 	}
 	if packets.InitialSeq != nil {
 		o.initialSeq = packets.InitialSeq()
@@ -147,10 +152,28 @@ func (s *session) join(h helloRequest) (bit int, frameSeq uint64, code Code) {
 	if p.closing {
 		return 0, 0, ErrDisconnected
 	}
-	if s.bit = p.table.join(s.pid, h.Name, h.Flags.effective()&WantsFrames != 0); s.bit == 0 {
+	wantsFrames := h.Flags.effective()&WantsFrames != 0
+	switch {
+	case !wantsFrames:
+		s.hold(nil)
+	case s.ring != p.ring:
+		return 0, 0, ErrBusy // a new generation began within the handshake: what HELLO_RESP said no longer holds
+	}
+	if s.bit = p.table.join(s.pid, h.Name, wantsFrames, p.frameSeq.Load); s.bit == 0 {
 		return 0, 0, ErrTooMany
 	}
-	return s.bit, p.block.hdr.globalSeq.Load(), OK
+	return s.bit, p.table.since[s.bit].Load(), OK
+}
+
+// hold keeps the memory of a generation while its descriptors may still be sent; nil lets go. The caller holds p.mu.
+func (s *session) hold(r *ring) {
+	if s.ring != nil {
+		s.ring.users--
+		s.ring.release()
+	}
+	if s.ring = r; r != nil {
+		r.users++
+	}
 }
 
 // leave releases what the session holds.
@@ -160,6 +183,7 @@ func (s *session) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.sessions, s)
+	s.hold(nil)
 	if s.bit != 0 {
 		p.table.leave(s.bit)
 		s.bit = 0

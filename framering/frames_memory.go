@@ -1,0 +1,73 @@
+package framering
+
+import "errors"
+
+// Buffer is the memory of one frame slot. It is an alias of an unnamed interface, so that packages of memory can return it
+// without importing this one.
+type Buffer = interface {
+	// Size is the number of usable bytes.
+	Size() int
+	// Bytes is the memory itself, or nil when the CPU cannot address it.
+	Bytes() []byte
+	// Pointer is the address: the GPU's where Bytes is nil.
+	Pointer() uintptr
+	// FD shares the buffer with another process and belongs to it; -1 for an imported one.
+	FD() int
+	// Close unmaps the memory. Other processes keep their own mappings.
+	Close() error
+}
+
+// Memory is where a publisher takes its frame slots from: a GPU, or memfds.
+type Memory interface {
+	// Alloc makes a buffer of at least size bytes; name shows in /proc.
+	Alloc(name string, size int) (Buffer, error)
+	// Granularity is the unit of a mapping in bytes, a power of two.
+	Granularity() int
+}
+
+// Importer maps the frame slots that a publisher shares.
+type Importer interface {
+	// Import maps the first size bytes, in units of granularity, of what fd shares. Both numbers are the publisher's claim: an
+	// importer refuses what the kernel or the driver does not confirm, and memory that its owner could still cut. It takes fd
+	// over in every case.
+	Import(fd, size, granularity int) (Buffer, error)
+}
+
+// slotMemory is the buffers of a frame ring as the handshake passes them on.
+type slotMemory struct {
+	buffers     []Buffer
+	granularity int
+}
+
+func allocSlots(m Memory, name string, n, size int) (*slotMemory, error) {
+	s := &slotMemory{granularity: m.Granularity()}
+	for range n {
+		b, err := m.Alloc(name, size)
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		s.buffers = append(s.buffers, b)
+	}
+	return s, nil
+}
+
+// FDs implements FrameMemory.
+func (s *slotMemory) FDs() []int {
+	fds := make([]int, len(s.buffers))
+	for i, b := range s.buffers {
+		fds[i] = b.FD()
+	}
+	return fds
+}
+
+// Granularity implements FrameMemory.
+func (s *slotMemory) Granularity() uint64 { return uint64(s.granularity) }
+
+func (s *slotMemory) close() error {
+	var err error
+	for _, b := range s.buffers {
+		err = errors.Join(err, b.Close())
+	}
+	s.buffers = nil
+	return err
+}

@@ -1,0 +1,444 @@
+package framering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+)
+
+// ErrFrameOverrun says that a frame was overwritten while it was in use: what was made from its pixels may mix two pictures.
+var ErrFrameOverrun = errors.New("frame was overwritten while it was in use")
+
+// Wait says how a reader waits for the next frame.
+type Wait int
+
+const (
+	WaitShared Wait = iota // one thread of the process waits for all readers; costs a switch between threads
+	WaitDirect             // the reader's own thread waits in the kernel
+	WaitBusy               // the reader's thread asks without pause: the lowest latency for the price of a core
+)
+
+// FrameReaderOptions choose how frames are read. Memory must be set.
+type FrameReaderOptions struct {
+	Memory Importer
+	Wait   Wait
+}
+
+// Bounds of waiting. A publisher of this project wakes its readers; one that does not is noticed by a wait that ran out although a
+// frame had come, and is then looked at often.
+const (
+	waitWoken   = 200 * time.Millisecond
+	waitUnwoken = time.Millisecond
+)
+
+// FrameReader reads the frames of one generation. Next is for one goroutine; frames may be released by others.
+type FrameReader struct {
+	sub   *Subscriber
+	seg   *shm.Segment
+	block *block
+	meta  FrameMeta
+	mode  Mode
+	wait  Wait
+	wake  bool // STRICT_WAIT: the publisher waits for ACKs
+
+	slots  []Buffer
+	last   uint64 // handed out
+	waiter *shm.Waiter
+	quiet  bool // the publisher does not wake
+
+	mu     sync.Mutex
+	leases int
+	closed bool
+	stats  FrameReaderStats
+	ended  chan struct{} // closed by Close
+	gone   chan struct{} // closed when watch has ended
+}
+
+// FrameReaderStats counts what a FrameReader has seen.
+type FrameReaderStats struct {
+	Read     uint64 // frames handed out
+	Lost     uint64 // frames of StrictOrder that were overwritten before they could be read
+	Skipped  uint64 // frames of NewestOnly that a newer one made needless
+	Overruns uint64 // frames that were overwritten in use
+}
+
+// Frame is a lease on a frame's slot: its memory stays mapped until Release, but the publisher may overwrite it (DropOldest).
+type Frame struct {
+	Seq    uint64
+	PTS    int64  // Unix ns
+	Lost   uint64 // StrictOrder: frames lost in front of this one
+	Buffer Buffer // the slot's memory; layout as the reader's Meta
+
+	reader *FrameReader
+	slot   int
+}
+
+// Frames opens the frame ring of a subscription that was made with WantsFrames, and takes its descriptors. An error that Is
+// ErrDisconnected says that the generation has ended already: dial again.
+func (s *Subscriber) Frames(o FrameReaderOptions) (*FrameReader, error) {
+	r := &FrameReader{
+		sub: s, meta: s.Meta, mode: s.side.hello.Mode, wait: o.Wait, last: s.InitialSeq,
+		ended: make(chan struct{}), gone: make(chan struct{}),
+	}
+	if err := r.open(o.Memory); err != nil {
+		if r.seg != nil {
+			err = errors.Join(err, r.unmap())
+		}
+		return nil, fmt.Errorf("frames of %s: %w", s.Key, err)
+	}
+	if o.Wait == WaitShared {
+		r.waiter = shm.Shared.Register(low32(&r.block.hdr.globalSeq))
+	}
+	go r.watch()
+	return r, nil
+}
+
+func (r *FrameReader) open(m Importer) error {
+	s := r.sub
+	if s.RingSize < 1 || s.RingSize > MaxRingSize || s.side.hello.Flags.effective()&WantsFrames == 0 || m == nil {
+		return fmt.Errorf("not subscribed to frames: %w", ErrInvalidArg)
+	}
+	if _, err := r.meta.Planes(); err != nil {
+		return err
+	}
+	var err error
+	if r.seg, err = shm.Open(s.ShmName, shm.OpenOptions{MinSize: headerSize}); err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", err, ErrDisconnected)
+		}
+		return err
+	}
+	var head Header
+	var me SubscriberState
+	var perr error
+	err = shm.Guard(func() {
+		if r.block, _, perr = openBlock(r.seg.Bytes()); perr == nil {
+			head, me = r.block.header(), SubscriberState(r.block.subs[s.Bit].state.Load())
+		}
+	})
+	if err = errors.Join(err, perr); err != nil {
+		return err
+	}
+	switch {
+	case me == SubscriberFree || head.ShutDown:
+		return fmt.Errorf("the frame ring is of another generation: %w", ErrDisconnected)
+	case head.RingSize != s.RingSize || head.Meta != s.Meta:
+		return fmt.Errorf("handshake and frame SHM differ: %d slots of %+v and %d of %+v: %w", s.RingSize, s.Meta, head.RingSize, head.Meta, ErrProtocol)
+	}
+	r.wake = head.Policy == StrictWait
+	return r.importSlots(m)
+}
+
+func (r *FrameReader) importSlots(m Importer) error {
+	s := r.sub
+	fds := s.TakeFDs()
+	if len(fds) != s.RingSize {
+		closeFDs(fds)
+		return fmt.Errorf("%d descriptors for %d slots: %w", len(fds), s.RingSize, ErrProtocol)
+	}
+	for i, fd := range fds {
+		b, err := m.Import(fd, int(s.MappingSize), int(s.Granularity))
+		if err == nil {
+			r.slots = append(r.slots, b)
+			if uint64(b.Size()) < r.meta.FrameSize {
+				err = fmt.Errorf("%d bytes of memory for a frame of %d: %w", b.Size(), r.meta.FrameSize, ErrProtocol)
+			}
+		}
+		if err != nil {
+			closeFDs(fds[i+1:])
+			return fmt.Errorf("slot %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// Meta is the layout of the frames.
+func (r *FrameReader) Meta() FrameMeta { return r.meta }
+
+// Stats returns the counts so far.
+func (r *FrameReader) Stats() FrameReaderStats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stats
+}
+
+// watch ends waits when the connection ends or the reader is closed.
+func (r *FrameReader) watch() {
+	defer close(r.gone)
+	select {
+	case <-r.sub.Done():
+	case <-r.ended:
+	}
+	if r.waiter != nil {
+		r.waiter.Close()
+	}
+	_ = shm.Guard(func() { shm.FutexWake(low32(&r.block.hdr.globalSeq)) }) // who waits directly
+}
+
+// Next blocks for the next frame and takes a lease on it: the newest one not yet read (NewestOnly), or the one after the last
+// (StrictOrder; when that is overwritten the oldest there is, with the count of those lost). Frames that are passed over are
+// acknowledged. When the publisher has ended or begun a new generation it returns the subscriber's error.
+func (r *FrameReader) Next(ctx context.Context) (Frame, error) {
+	if !r.pin() {
+		return Frame{}, fmt.Errorf("frames of %s: %w", r.sub.Key, os.ErrClosed)
+	}
+	defer r.unpin()
+	for {
+		f, seen, err := r.try()
+		if err != nil {
+			return Frame{}, fmt.Errorf("frames of %s: %w", r.sub.Key, err)
+		}
+		if f.reader != nil {
+			return f, nil
+		}
+		if err := r.pause(ctx, seen); err != nil {
+			return Frame{}, err
+		}
+	}
+}
+
+// pin keeps the memory mapped beyond Close, as a lease does.
+func (r *FrameReader) pin() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.leases++
+	return true
+}
+
+func (r *FrameReader) unpin() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.leases--; r.closed && r.leases == 0 {
+		_ = r.unmap()
+	}
+}
+
+// TryNext is Next without blocking; false says that there is no new frame.
+func (r *FrameReader) TryNext() (Frame, bool, error) {
+	f, _, err := r.try()
+	return f, f.reader != nil, err
+}
+
+// try takes a lease on the next frame if there is one. seen is the newest number it saw.
+func (r *FrameReader) try() (f Frame, seen uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return f, 0, os.ErrClosed
+	}
+	var skipped, lost uint64
+	err = shm.Guard(func() {
+		for range 2 * MaxRingSize { // a publisher that is faster than this loop is caught up with by waiting
+			seen = r.block.hdr.globalSeq.Load() // pairs with the store in Publish
+			if seen <= r.last || seen == invalidSeq {
+				return
+			}
+			want := seen
+			if r.mode == StrictOrder {
+				want = r.next(seen)
+			}
+			s := &r.block.slots[want%uint64(len(r.slots))]
+			if s.seq.Load() != want { // pairs with the store in Publish, which comes after the pixels
+				continue
+			}
+			pts := s.ptsNS.Load()
+			shm.LoadBarrier()
+			if s.seq.Load() != want {
+				continue
+			}
+			f = Frame{Seq: want, PTS: pts, reader: r, slot: int(want % uint64(len(r.slots)))}
+			f.Buffer = r.slots[f.slot]
+			passed := want - r.last - 1
+			if r.mode == StrictOrder {
+				lost = passed
+			} else {
+				skipped = passed
+			}
+			r.acknowledgePassed(want, passed)
+			return
+		}
+	})
+	if err != nil || f.reader == nil {
+		return Frame{}, seen, err
+	}
+	f.Lost = lost
+	r.last = f.Seq
+	r.leases++
+	r.stats.Read++
+	r.stats.Skipped += skipped
+	r.stats.Lost += lost
+	return f, seen, nil
+}
+
+// next is the frame that StrictOrder reads: the one after the last, or the oldest that is still there.
+func (r *FrameReader) next(newest uint64) uint64 {
+	n := uint64(len(r.slots))
+	first := r.last + 1
+	if newest-r.last > n {
+		first = newest - n + 1
+	}
+	for seq := first; seq < newest; seq++ {
+		if r.block.slots[seq%n].seq.Load() == seq {
+			return seq
+		}
+	}
+	return newest
+}
+
+// acknowledgePassed acknowledges the frames in front of seq that will not be read, as far as they are still in the ring.
+func (r *FrameReader) acknowledgePassed(seq, passed uint64) {
+	n := uint64(len(r.slots))
+	for back := uint64(1); back <= min(passed, n-1); back++ {
+		if s := &r.block.slots[(seq-back)%n]; s.seq.Load() == seq-back {
+			r.acknowledge(s)
+		}
+	}
+}
+
+func (r *FrameReader) acknowledge(s *slot) {
+	s.ackBitmap.Or(1 << r.sub.Bit) // pairs with the load in awaitACKs
+	if r.wake {
+		shm.FutexWake(low32(&s.ackBitmap))
+	}
+}
+
+// pause waits until the newest frame is no longer seen.
+func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := r.sub.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-r.ended:
+		return fmt.Errorf("frames of %s: %w", r.sub.Key, os.ErrClosed)
+	default:
+	}
+	word := low32(&r.block.hdr.globalSeq)
+	timeout := waitWoken
+	if r.quiet {
+		timeout = waitUnwoken
+	}
+	var err error
+	switch r.wait {
+	case WaitBusy:
+		err = shm.Guard(func() {
+			for i := range 1 << 12 { // then look at ctx and the connection
+				if uint32(r.block.hdr.globalSeq.Load()) != uint32(seen) {
+					return
+				}
+				if i&63 == 63 {
+					shm.Pause()
+				}
+			}
+		})
+	case WaitDirect:
+		err = shm.FutexWait(word, uint32(seen), min(timeout, 50*time.Millisecond)) // ctx cannot interrupt it
+	default:
+		err = r.waiter.Wait(ctx, uint32(seen), timeout)
+	}
+	switch {
+	case errors.Is(err, shm.ErrTimeout):
+		var now uint64
+		err = shm.Guard(func() { now = r.block.hdr.globalSeq.Load() })
+		if now != seen {
+			r.quiet = true
+		}
+	case errors.Is(err, shm.ErrClosed):
+		if err = r.sub.Err(); err == nil {
+			err = fmt.Errorf("frames of %s: %w", r.sub.Key, os.ErrClosed)
+		}
+	}
+	return err
+}
+
+// Check tells whether the frame is still whole: ErrFrameOverrun says that the publisher has begun to overwrite it. Ask after the last
+// read of its pixels (on a GPU: after the stream is synchronised), before trusting what was made from them.
+func (f Frame) Check() error {
+	var whole bool
+	err := shm.Guard(func() {
+		shm.LoadBarrier() // after the pixels
+		whole = f.reader.block.slots[f.slot].seq.Load() == f.Seq
+	})
+	if err == nil && !whole {
+		err = ErrFrameOverrun
+	}
+	return err
+}
+
+// Release acknowledges the frame and gives the lease back; Buffer must not be touched any more. ErrFrameOverrun is Check's. Call it
+// once.
+func (f Frame) Release() error {
+	r := f.reader
+	err := f.Check()
+	if err == nil {
+		err = shm.Guard(func() {
+			me := &r.block.subs[r.sub.Bit]
+			me.lastSeenSeq.Store(f.Seq) // read by StrictWait and inspectors
+			me.lastAckNS.Store(time.Now().UnixNano())
+			r.acknowledge(&r.block.slots[f.slot])
+		})
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if errors.Is(err, ErrFrameOverrun) {
+		r.stats.Overruns++
+	}
+	r.leases--
+	if r.closed && r.leases == 0 {
+		err = errors.Join(err, r.unmap())
+	}
+	return err
+}
+
+// CopyTo copies the frame out of host memory, FrameSize bytes, and says whether the copy is whole (ErrFrameOverrun). The lease stays.
+func (f Frame) CopyTo(dst []byte) error {
+	n := int(f.reader.meta.FrameSize)
+	src := f.Buffer.Bytes()
+	if src == nil {
+		return fmt.Errorf("copy frame %d: it lies in GPU memory: %w", f.Seq, ErrInvalidArg)
+	}
+	if len(dst) < n {
+		return fmt.Errorf("copy frame %d: %d bytes for a frame of %d: %w", f.Seq, len(dst), n, ErrInvalidArg)
+	}
+	if err := shm.Guard(func() { copy(dst, src[:n]) }); err != nil {
+		return fmt.Errorf("copy frame %d: %w", f.Seq, err)
+	}
+	return f.Check()
+}
+
+// Close ends the reader and a Next in progress. The memory stays mapped until the last lease is released. The subscription stays open.
+func (r *FrameReader) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	close(r.ended)
+	r.mu.Unlock()
+	<-r.gone
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.leases == 0 {
+		return r.unmap()
+	}
+	return nil
+}
+
+func (r *FrameReader) unmap() error {
+	var err error
+	for _, b := range r.slots {
+		err = errors.Join(err, b.Close())
+	}
+	return errors.Join(err, r.seg.Close())
+}

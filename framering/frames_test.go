@@ -1,0 +1,580 @@
+package framering
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// slotsInMemfds is Memory and Importer on sealed slotsInMemfds, small and with counts; it fails on demand.
+type slotsInMemfds struct {
+	live   atomic.Int64
+	failAt int64 // the n-th Alloc or Import from 1 on fails
+	calls  atomic.Int64
+}
+
+type slotInMemfd struct {
+	m    *slotsInMemfds
+	seg  *shm.Segment
+	own  bool
+	once sync.Once
+}
+
+func (b *slotInMemfd) Size() int     { return len(b.seg.Bytes()) }
+func (b *slotInMemfd) Bytes() []byte { return b.seg.Bytes() }
+func (b *slotInMemfd) Pointer() uintptr {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(b.seg.Bytes())))
+}
+func (b *slotInMemfd) FD() int {
+	if !b.own {
+		return -1
+	}
+	return int(b.seg.File().Fd())
+}
+func (b *slotInMemfd) Close() error {
+	b.once.Do(func() { b.m.live.Add(-1) })
+	return b.seg.Close()
+}
+
+var errNoMore = errors.New("no more memory")
+
+func (m *slotsInMemfds) fails() bool { return m.calls.Add(1) == m.failAt }
+
+func (m *slotsInMemfds) Granularity() int { return 4096 }
+
+func (m *slotsInMemfds) Alloc(name string, size int) (Buffer, error) {
+	if m.fails() {
+		return nil, errNoMore
+	}
+	s, err := shm.Memfd(name, (size+4095)&^4095)
+	if err != nil {
+		return nil, err
+	}
+	m.live.Add(1)
+	return &slotInMemfd{m: m, seg: s, own: true}, nil
+}
+
+func (m *slotsInMemfds) Import(fd, size, _ int) (Buffer, error) {
+	if m.fails() {
+		_ = syscall.Close(fd)
+		return nil, errNoMore
+	}
+	s, err := shm.OpenMemfd(fd, size)
+	if err != nil {
+		return nil, err
+	}
+	m.live.Add(1)
+	return &slotInMemfd{m: m, seg: s}, nil
+}
+
+func smallMeta(t testing.TB, width int) FrameMeta {
+	t.Helper()
+	m, err := MetaOf(NV12, width, 16)
+	require.NoError(t, err)
+	return m
+}
+
+// publishFrames claims a key and starts a frame ring.
+func publishFrames(t testing.TB, dir, key string, o FrameOptions) (*Publisher, *FrameWriter) {
+	t.Helper()
+	p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(ReasonNormal)) })
+	w, err := p.StartFrames(o)
+	require.NoError(t, err)
+	require.NoError(t, p.Serve())
+	return p, w
+}
+
+func readFrames(t testing.TB, dir, key string, mode Mode, wait Wait) (*Subscriber, *FrameReader) {
+	t.Helper()
+	s, err := Dial(context.Background(), DialOptions{RuntimeDir: dir, Key: key, Mode: mode})
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	r, err := s.Frames(FrameReaderOptions{Memory: &slotsInMemfds{}, Wait: wait})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.Close()) })
+	return s, r
+}
+
+// put publishes a frame filled with its number.
+func put(t testing.TB, w *FrameWriter) uint64 {
+	t.Helper()
+	s, err := w.Acquire(context.Background())
+	require.NoError(t, err)
+	fill(s.Buffer.Bytes(), s.Seq)
+	seq, err := w.Publish(int64(s.Seq) * 40e6)
+	require.NoError(t, err)
+	require.Equal(t, s.Seq, seq)
+	return seq
+}
+
+func fill(b []byte, seq uint64) {
+	for i := 0; i+8 <= len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], seq)
+	}
+}
+
+// uniform returns the number that all of b holds, or an error.
+func uniform(b []byte) (uint64, error) {
+	first := binary.LittleEndian.Uint64(b)
+	for i := 8; i+8 <= len(b); i += 8 {
+		if v := binary.LittleEndian.Uint64(b[i:]); v != first {
+			return 0, fmt.Errorf("torn: %d at 0, %d at %d", first, v, i)
+		}
+	}
+	return first, nil
+}
+
+func TestFramesInEveryWay(t *testing.T) {
+	for name, wait := range map[string]Wait{"shared": WaitShared, "direct": WaitDirect, "busy": WaitBusy} {
+		t.Run(name, func(t *testing.T) {
+			testenv.CheckLeaks(t)
+			testenv.Watchdog(t, 20*time.Second)
+			dir, key := place(t)
+			_, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 640), Memory: &slotsInMemfds{}})
+			_, r := readFrames(t, dir, key, StrictOrder, wait)
+			got := make(chan Frame)
+			go func() {
+				for range 3 {
+					f, err := r.Next(context.Background())
+					if err != nil {
+						t.Error(err)
+						close(got)
+						return
+					}
+					got <- f
+				}
+			}()
+			dst := make([]byte, r.Meta().FrameSize)
+			for want := uint64(1); want <= 3; want++ {
+				put(t, w)
+				f := <-got
+				require.Equal(t, want, f.Seq)
+				require.Equal(t, int64(want)*40e6, f.PTS)
+				require.NoError(t, f.CopyTo(dst))
+				n, err := uniform(dst)
+				require.NoError(t, err)
+				require.Equal(t, want, n)
+				require.NoError(t, f.Check())
+				require.NoError(t, f.Release())
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+			defer cancel()
+			_, err := r.Next(ctx)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		})
+	}
+}
+
+func TestNewestAndStrictOrder(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	_, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}, RingSize: 4})
+	_, newest := readFrames(t, dir, key, NewestOnly, WaitShared)
+	_, strict := readFrames(t, dir, key, StrictOrder, WaitShared)
+	for range 10 {
+		put(t, w)
+	}
+	f, ok, err := newest.TryNext()
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.EqualValues(t, 10, f.Seq)
+	require.Zero(t, f.Lost)
+	require.NoError(t, f.Release())
+	require.Equal(t, FrameReaderStats{Read: 1, Skipped: 9}, newest.Stats())
+
+	for want := uint64(7); want <= 10; want++ {
+		f, ok, err := strict.TryNext()
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, want, f.Seq)
+		require.NoError(t, f.Release())
+	}
+	require.Equal(t, FrameReaderStats{Read: 4, Lost: 6}, strict.Stats())
+	_, ok, err = strict.TryNext()
+	require.NoError(t, err)
+	require.False(t, ok)
+}
+
+func TestOverwriteIsReported(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	_, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}, RingSize: 2})
+	_, r := readFrames(t, dir, key, NewestOnly, WaitShared)
+	put(t, w)
+	f, ok, err := r.TryNext()
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.NoError(t, f.Check())
+	put(t, w)
+	require.NoError(t, f.Check())
+	slot, err := w.Acquire(context.Background()) // the first pixel could be written from here on
+	require.NoError(t, err)
+	require.EqualValues(t, 3, slot.Seq)
+	require.ErrorIs(t, f.Check(), ErrFrameOverrun)
+	require.ErrorIs(t, f.CopyTo(make([]byte, r.Meta().FrameSize)), ErrFrameOverrun)
+	require.ErrorIs(t, f.Release(), ErrFrameOverrun)
+	require.EqualValues(t, 1, r.Stats().Overruns)
+	_, err = w.Acquire(context.Background())
+	require.ErrorIs(t, err, ErrOpenSlot)
+	w.Cancel()
+	w.Cancel()
+	_, err = w.Publish(0)
+	require.ErrorIs(t, err, ErrInvalidArg)
+	require.EqualValues(t, 3, put(t, w))
+}
+
+func TestStrictWaitLosesNothing(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	dir, key := place(t)
+	p, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}, Policy: StrictWait, AckTimeout: 20 * time.Second})
+	const frames = 500
+	var wg sync.WaitGroup
+	for range 3 {
+		_, r := readFrames(t, dir, key, StrictOrder, WaitShared)
+		wg.Go(func() {
+			for want := uint64(1); want <= frames; want++ {
+				f, err := r.Next(context.Background())
+				if err != nil || f.Seq != want || f.Lost != 0 {
+					t.Errorf("frame %d, %d lost: %v; want %d", f.Seq, f.Lost, err, want)
+					return
+				}
+				if n, err := uniform(f.Buffer.Bytes()); n != want {
+					t.Errorf("frame %d holds %d: %v", want, n, err)
+				}
+				if err := f.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	_, newest := readFrames(t, dir, key, NewestOnly, WaitShared) // passes frames over and acknowledges them all the same
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for f := (Frame{}); f.Seq < frames; {
+			var err error
+			if f, err = newest.Next(context.Background()); err != nil {
+				t.Error(err)
+				return
+			}
+			if err := f.Release(); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range frames {
+		put(t, w)
+	}
+	wg.Wait()
+	<-done
+	require.Len(t, p.Subscribers(), 4)
+	require.Zero(t, w.Stats().Dropped)
+	require.EqualValues(t, frames, w.Stats().Frames)
+}
+
+// A subscriber that never acknowledges is dropped with the reason, once its time is over; the others lose nothing. One that joins late
+// owes nothing for frames from before.
+func TestStrictWaitDropsTheSilent(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 20*time.Second)
+	dir, key := place(t)
+	p, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}, Policy: StrictWait, RingSize: 2, AckTimeout: 150 * time.Millisecond})
+	put(t, w)
+	put(t, w)
+	silent, held := readFrames(t, dir, key, StrictOrder, WaitShared)
+	start := time.Now()
+	put(t, w)
+	put(t, w)
+	require.Less(t, time.Since(start), 100*time.Millisecond, "it has seen none of the two frames that are overwritten")
+	f, ok, err := held.TryNext()
+	require.NoError(t, err)
+	require.True(t, ok)
+	put(t, w)
+	require.GreaterOrEqual(t, time.Since(start), 150*time.Millisecond)
+	select {
+	case <-silent.Done():
+	case <-time.After(5 * time.Second):
+		t.Fatal("still connected")
+	}
+	var remote *RemoteError
+	require.ErrorAs(t, silent.Err(), &remote)
+	require.Equal(t, ErrTimeout, remote.Code)
+	require.Contains(t, remote.Message, "no ACK of frame 3")
+	require.EqualValues(t, 1, w.Stats().Dropped)
+	require.ErrorIs(t, f.Release(), ErrFrameOverrun)
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if n := len(p.Subscribers()); n != 0 {
+			return fmt.Errorf("%d subscribers", n)
+		}
+		return nil
+	})
+	f, err = held.Next(context.Background())
+	require.NoError(t, err, "frame 4 is still there")
+	require.NoError(t, f.Release())
+}
+
+// A new size: subscribers of frames are told, come back and see no picture of the old layout; one of packets notices nothing.
+func TestGenerations(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 20*time.Second)
+	dir, key := place(t)
+	memory := &slotsInMemfds{}
+	p, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: memory})
+	p.EnablePackets(PacketInfo{Path: PacketShmName(key), CodecID: 27})
+	packets, err := Dial(context.Background(), DialOptions{RuntimeDir: dir, Key: key, Flags: WantsPackets, Name: "packets"})
+	require.NoError(t, err)
+	defer packets.Close()
+	s, r := readFrames(t, dir, key, StrictOrder, WaitShared)
+	put(t, w)
+	f, err := r.Next(context.Background())
+	require.NoError(t, err)
+
+	for i := range 5 {
+		next, err := p.StartFrames(FrameOptions{Meta: smallMeta(t, 128+64*i), Memory: memory, RingSize: 2 + i})
+		require.NoError(t, err)
+		_, err = w.Acquire(context.Background())
+		require.ErrorIs(t, err, os.ErrClosed)
+		w = next
+		_, err = r.Next(context.Background())
+		var shutdown *ShutdownError
+		require.ErrorAs(t, err, &shutdown)
+		require.Equal(t, ReasonUpgrade, shutdown.Reason)
+		require.ErrorIs(t, f.Release(), ErrFrameOverrun, "what the old generation holds is no longer the camera's picture")
+
+		s2, r2 := readFrames(t, dir, key, StrictOrder, WaitShared)
+		require.EqualValues(t, 1+i, s2.InitialSeq, "numbers go on")
+		require.EqualValues(t, 128+64*i, r2.Meta().Width)
+		require.EqualValues(t, 2+i, put(t, w))
+		f, err = r2.Next(context.Background())
+		require.NoError(t, err)
+		require.EqualValues(t, 2+i, f.Seq)
+		require.NoError(t, s.Close())
+		s, r = s2, r2
+	}
+	require.NoError(t, f.Release())
+	require.NoError(t, packets.Err())
+	subs := p.Subscribers()
+	require.Equal(t, "packets", subs[0].Name)
+	require.Equal(t, SubscriberActive, subs[0].State)
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if n := memory.live.Load(); n != 6 {
+			return fmt.Errorf("%d buffers are held, the last generation has 6", n)
+		}
+		return nil
+	})
+	pub, err := Inspect(dir, key)
+	require.NoError(t, err)
+	require.True(t, pub.Alive)
+	require.Equal(t, 6, pub.Header.RingSize)
+}
+
+// Many switches under subscribers that come back as fast as they can: nobody ever sees a picture of another layout.
+func TestGenerationsUnderLoad(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	dir, key := place(t)
+	memory := &slotsInMemfds{}
+	widths := []int{64, 320, 640}
+	p, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: memory})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var read atomic.Int64
+	for range 3 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				s, err := Dial(ctx, DialOptions{RuntimeDir: dir, Key: key})
+				if err != nil {
+					continue
+				}
+				r, err := s.Frames(FrameReaderOptions{Memory: memory})
+				for err == nil {
+					var f Frame
+					if f, err = r.Next(ctx); err != nil {
+						break
+					}
+					dst := make([]byte, r.Meta().FrameSize)
+					if e := f.CopyTo(dst); e == nil {
+						if n, e := uniform(dst); e != nil || n>>32 != uint64(r.Meta().Width) {
+							t.Errorf("width %d: %#x, %v", r.Meta().Width, n, e)
+						}
+						read.Add(1)
+					}
+					_ = f.Release()
+				}
+				if r != nil {
+					if e := r.Close(); e != nil {
+						t.Error(e)
+					}
+				}
+				s.Close()
+			}
+		})
+	}
+	for i := range 60 {
+		for range 5 {
+			slot, err := w.Acquire(ctx)
+			require.NoError(t, err)
+			fill(slot.Buffer.Bytes(), uint64(w.Meta().Width)<<32|slot.Seq)
+			_, err = w.Publish(0)
+			require.NoError(t, err)
+		}
+		if i%10 == 9 { // let them catch up now and then
+			before := read.Load()
+			testenv.Eventually(t, 5*time.Second, func() error {
+				slot, err := w.Acquire(ctx)
+				require.NoError(t, err)
+				fill(slot.Buffer.Bytes(), uint64(w.Meta().Width)<<32|slot.Seq)
+				_, err = w.Publish(0)
+				require.NoError(t, err)
+				if read.Load() == before {
+					return errors.New("nobody reads")
+				}
+				return nil
+			})
+		}
+		var err error
+		w, err = p.StartFrames(FrameOptions{Meta: smallMeta(t, widths[i%3]), Memory: memory})
+		require.NoError(t, err)
+	}
+	cancel()
+	wg.Wait()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if n := memory.live.Load(); n != DefaultRingSize {
+			return fmt.Errorf("%d buffers are held", n)
+		}
+		return nil
+	})
+}
+
+// From a packet-only publisher to one with frames, as a decoder does that learns the size from the stream.
+func TestFramesBeginLater(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
+	require.NoError(t, err)
+	defer p.Close(ReasonNormal)
+	require.NoError(t, p.Serve())
+	_, err = Dial(context.Background(), DialOptions{RuntimeDir: dir, Key: key})
+	require.ErrorIs(t, err, ErrNotFound)
+	w, err := p.StartFrames(FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}})
+	require.NoError(t, err)
+	_, r := readFrames(t, dir, key, NewestOnly, WaitShared)
+	put(t, w)
+	f, err := r.Next(context.Background())
+	require.NoError(t, err)
+	require.NoError(t, f.Release())
+}
+
+func TestEndOfThePublisherEndsNext(t *testing.T) {
+	for name, wait := range map[string]Wait{"shared": WaitShared, "direct": WaitDirect, "busy": WaitBusy} {
+		t.Run(name, func(t *testing.T) {
+			testenv.CheckLeaks(t)
+			testenv.Watchdog(t, 20*time.Second)
+			dir, key := place(t)
+			p, _ := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}})
+			_, r := readFrames(t, dir, key, NewestOnly, wait)
+			ended := make(chan error, 1)
+			go func() { _, err := r.Next(context.Background()); ended <- err }()
+			require.NoError(t, p.Close(ReasonNormal))
+			require.ErrorIs(t, <-ended, ErrDisconnected)
+			_, err := r.Next(context.Background())
+			require.ErrorIs(t, err, ErrDisconnected)
+			require.NoError(t, r.Close())
+			_, err = r.Next(context.Background())
+			require.ErrorIs(t, err, os.ErrClosed)
+		})
+	}
+}
+
+// Close ends a Next in progress; a lease keeps the memory mapped until it is released.
+func TestCloseWithLeases(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 20*time.Second)
+	dir, key := place(t)
+	_, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}})
+	_, r := readFrames(t, dir, key, StrictOrder, WaitShared)
+	put(t, w)
+	put(t, w)
+	a, err := r.Next(context.Background())
+	require.NoError(t, err)
+	b, err := r.Next(context.Background())
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() { _, err := r.Next(context.Background()); ended <- err }()
+	require.NoError(t, r.Close())
+	require.ErrorIs(t, <-ended, os.ErrClosed)
+	n, err := uniform(a.Buffer.Bytes())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	require.NoError(t, a.Release())
+	require.NotNil(t, b.Buffer.Bytes())
+	require.NoError(t, b.Release())
+	require.Nil(t, b.Buffer.Bytes())
+}
+
+// Memory that cannot be had or mapped: the error comes, what was made is unmade, and the old generation lives on.
+func TestMemoryThatFails(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	memory := &slotsInMemfds{}
+	p, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: memory})
+	put(t, w)
+	for n := int64(1); n <= 4; n++ {
+		m := &slotsInMemfds{failAt: n}
+		s, err := Dial(context.Background(), DialOptions{RuntimeDir: dir, Key: key})
+		require.NoError(t, err)
+		_, err = s.Frames(FrameReaderOptions{Memory: m})
+		require.ErrorIs(t, err, errNoMore)
+		require.Zero(t, m.live.Load())
+		require.NoError(t, s.Close())
+		bad := &slotsInMemfds{failAt: n}
+		_, err = p.StartFrames(FrameOptions{Meta: smallMeta(t, 64), Memory: bad})
+		require.ErrorIs(t, err, errNoMore)
+		require.Zero(t, bad.live.Load())
+	}
+	_, err := p.StartFrames(FrameOptions{Meta: FrameMeta{Format: NV12, Width: 64, Height: 64, PitchY: 64, FrameSize: 100}, Memory: memory})
+	require.ErrorIs(t, err, ErrFormat)
+	_, err = p.StartFrames(FrameOptions{Meta: smallMeta(t, 64)})
+	require.ErrorIs(t, err, ErrInvalidArg)
+	_, err = p.StartFrames(FrameOptions{Meta: smallMeta(t, 64), Memory: memory, RingSize: 17})
+	require.ErrorIs(t, err, ErrInvalidArg)
+	require.EqualValues(t, 4, memory.live.Load())
+}
+
+func TestPublishDoesNotAllocate(t *testing.T) {
+	dir, key := place(t)
+	_, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}})
+	_, r := readFrames(t, dir, key, StrictOrder, WaitShared)
+	ctx := context.Background()
+	require.Zero(t, testing.AllocsPerRun(200, func() {
+		if _, err := w.Acquire(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Publish(1); err != nil {
+			t.Fatal(err)
+		}
+		f, err := r.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}))
+}
