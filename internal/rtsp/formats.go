@@ -222,3 +222,9 @@ func opusHead(channels int) []byte {
 	b = append(b, 0x80, 0xBB, 0, 0) // 48000
 	return append(b, 0, 0, 0)
 }
+
+// CanCarry returns nil when RTP has a payload format for the track, and else what stands in the way.
+func CanCarry(t media.Track) error {
+	_, err := formatOf(t, 96)
+	return err
+}

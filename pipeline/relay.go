@@ -1,0 +1,266 @@
+package pipeline
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/rtsp"
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// RelayOptions describe an RTSP server for the keys of this host.
+type RelayOptions struct {
+	RuntimeDir string
+	Keys       []string // served; none = every key of the host, as publishers come and go
+
+	Listen        string // ":8554"
+	RTPPort       int    // first of two UDP ports, even; 0 takes a free pair, -1 refuses UDP
+	Multicast     string // range such as "239.255.42.0/24"; "" refuses multicast
+	MulticastPort int    // first of two UDP ports, even; 0 takes a free pair
+
+	Username, Password string // both empty: no authentication
+
+	Logger *slog.Logger // nil = slog.Default()
+
+	OnListen func(addr net.Addr) // called once the server listens; may be nil
+	OnStream func(key string)    // called when a key can be read that could not be before; may be nil
+}
+
+// Relay serves until ctx ends. A taken port is an error that says so. Reading is on demand: a key that nobody plays is not read.
+//
+// rtsp://host/KEY carries KEY, and KEY-audio as its second track when there is one; KEY-audio and KEY-sub are paths of
+// their own too. A new reader starts at the last keyframe in the ring, with a cursor of its own.
+func Relay(ctx context.Context, o RelayOptions) error {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	server, err := rtsp.NewServer(rtsp.ServerOptions{
+		Listen: o.Listen, Catalog: &relayCatalog{o: o}, RTPPort: o.RTPPort, Multicast: o.Multicast, MulticastPort: o.MulticastPort,
+		Username: o.Username, Password: o.Password, Logger: o.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	if o.OnListen != nil {
+		o.OnListen(server.Addr())
+	}
+	watchKeys(ctx, o)
+	return nil
+}
+
+// watchInterval is how often the runtime directory is looked at: it only tells the user what has come; readers ask for themselves.
+const watchInterval = 2 * time.Second
+
+// watchKeys reports keys as they come and go, until ctx ends.
+func watchKeys(ctx context.Context, o RelayOptions) {
+	ticker := time.NewTicker(watchInterval)
+	defer ticker.Stop()
+	known := map[string]bool{}
+	for {
+		list, err := framering.List(o.RuntimeDir)
+		if err != nil {
+			o.Logger.Warn("relay: cannot list the keys of this host", "error", err)
+		}
+		alive := map[string]bool{}
+		for _, p := range list {
+			if !p.Alive || !serves(o.Keys, p.Key) {
+				continue
+			}
+			alive[p.Key] = true
+			if !known[p.Key] {
+				o.Logger.Info("relay: stream", "key", p.Key)
+				if o.OnStream != nil && !strings.HasSuffix(p.Key, audioSuffix) {
+					o.OnStream(p.Key)
+				}
+			}
+		}
+		for key := range known {
+			if !alive[key] {
+				o.Logger.Info("relay: stream gone", "key", key)
+			}
+		}
+		known = alive
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// audioSuffix makes the key of a source's audio.
+const audioSuffix = "-audio"
+
+// serves tells whether a path is among the keys: a named key stands for its audio and its second resolution too.
+func serves(keys []string, path string) bool {
+	return len(keys) == 0 || slices.ContainsFunc(keys, func(key string) bool {
+		rest, ok := strings.CutPrefix(path, key)
+		return ok && (rest == "" || rest == audioSuffix || rest == "-sub" || rest == "-sub"+audioSuffix)
+	})
+}
+
+// relayCatalog offers keys as RTSP paths.
+type relayCatalog struct{ o RelayOptions }
+
+// keyTimeout bounds the handshake with a publisher that does not answer.
+const keyTimeout = 3 * time.Second
+
+func (c *relayCatalog) subscribe(key string, o SubscribeOptions) (*Subscription, error) {
+	o.RuntimeDir, o.Key, o.Name, o.Logger = c.o.RuntimeDir, key, "relay", c.o.Logger
+	return Subscribe(o)
+}
+
+// track describes the key's track as its publisher has it now.
+func (c *relayCatalog) track(key string) (media.Track, error) {
+	sub, err := c.subscribe(key, SubscribeOptions{NoFollow: true})
+	if err != nil {
+		return media.Track{}, err
+	}
+	defer sub.Close()
+	return trackOf(sub.Info()), nil
+}
+
+// Tracks implements rtsp.Catalog.
+func (c *relayCatalog) Tracks(path string) ([]media.Track, error) {
+	if framering.CheckKey(path) != nil || !serves(c.o.Keys, path) {
+		return nil, fmt.Errorf("path %.80q: %w", path, os.ErrNotExist)
+	}
+	first, err := c.track(path)
+	if err != nil {
+		return nil, err
+	}
+	tracks := []media.Track{first}
+	if first.Kind == media.Video && framering.CheckKey(path+audioSuffix) == nil {
+		switch audio, err := c.track(path + audioSuffix); {
+		case err == nil && audio.Kind == media.Audio && rtsp.CanCarry(audio) == nil:
+			tracks = append(tracks, audio)
+		case err == nil:
+			c.o.Logger.Warn("relay: audio is not served", "key", path+audioSuffix, "error", rtsp.CanCarry(audio))
+		case !errors.Is(err, os.ErrNotExist):
+			c.o.Logger.Warn("relay: audio is not served", "key", path+audioSuffix, "error", err)
+		}
+	}
+	return tracks, nil
+}
+
+// Open implements rtsp.Catalog.
+func (c *relayCatalog) Open(path string, tracks []int) (rtsp.StreamReader, error) {
+	r := &relayReader{catalog: c, started: make(chan struct{})}
+	for _, t := range tracks {
+		cursor := &r.tracks[min(t, 1)]
+		cursor.key = path
+		if t > 0 { // audio begins where the video did
+			cursor.key += audioSuffix
+			cursor.waits = len(tracks) > 1
+			continue
+		}
+		if err := cursor.open(c, StartLive); err != nil {
+			return nil, err
+		}
+	}
+	if t := &r.tracks[1]; t.key != "" && !t.waits {
+		if err := t.open(c, StartLive); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// relayReader is one session's cursors.
+type relayReader struct {
+	catalog *relayCatalog
+	tracks  [2]relayCursor
+	started chan struct{} // closed when first is known
+	first   int64         // pts of the first video packet
+	began   bool
+}
+
+// relayCursor is touched by its track's goroutine alone.
+type relayCursor struct {
+	key        string
+	waits      bool
+	sub        *Subscription
+	track      media.Track
+	generation int
+}
+
+func (t *relayCursor) open(c *relayCatalog, start Start) error {
+	sub, err := c.subscribe(t.key, SubscribeOptions{Start: start})
+	if err != nil {
+		return err
+	}
+	t.sub, t.track, t.generation = sub, trackOf(sub.Info()), sub.Generation()
+	return nil
+}
+
+// errStreamChanged ends the sessions of a stream whose description is no longer that which they were given.
+var errStreamChanged = errors.New("the publisher came back with another stream")
+
+// Next implements rtsp.StreamReader.
+func (r *relayReader) Next(ctx context.Context, track int) (media.Packet, error) {
+	t := &r.tracks[min(track, 1)]
+	if t.waits {
+		select {
+		case <-r.started:
+		case <-ctx.Done():
+			return media.Packet{}, ctx.Err()
+		}
+		if err := t.open(r.catalog, StartAt(time.Unix(0, r.first))); err != nil {
+			return media.Packet{}, err
+		}
+		t.waits = false
+	}
+	for {
+		p, err := t.sub.Next(ctx)
+		if err != nil {
+			return media.Packet{}, err
+		}
+		if g := t.sub.Generation(); g != t.generation {
+			now := trackOf(t.sub.Info())
+			if !sameDescription(t.track, now) {
+				return media.Packet{}, errStreamChanged
+			}
+			t.generation, t.track = g, now
+		}
+		if track == 0 && !r.began {
+			r.began, r.first = true, p.PTS
+			close(r.started)
+		} else if track > 0 && r.tracks[0].key != "" && p.PTS < r.first {
+			continue
+		}
+		return media.Packet{PTS: p.PTS, DTS: p.DTS, Flags: media.Flags(p.Flags), Data: p.Data}, nil
+	}
+}
+
+// Close implements rtsp.StreamReader.
+func (r *relayReader) Close() {
+	for i := range r.tracks {
+		if sub := r.tracks[i].sub; sub != nil {
+			sub.Close()
+		}
+	}
+}
+
+// trackOf is what a ring says about its packets.
+func trackOf(i packetring.Info) media.Track {
+	t := media.Track{Kind: media.KindOf(i.CodecID), CodecID: i.CodecID, Extradata: bytes.Clone(i.Extradata), ClockRate: 90000}
+	t.Name = t.Kind.String()
+	return t
+}
+
+// sameDescription tells whether sessions that were given a can go on with b. Parameter sets that were not known yet are no
+// change: they come with the keyframes.
+func sameDescription(a, b media.Track) bool {
+	return a.CodecID == b.CodecID && (len(a.Extradata) == 0 || len(b.Extradata) == 0 || bytes.Equal(a.Extradata, b.Extradata))
+}
