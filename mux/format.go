@@ -19,6 +19,7 @@ const (
 	MP4    Format = "mp4"    // MP4 that is fragmented while it is written and gets an ordinary index at its end
 	MKV    Format = "mkv"    // Matroska
 	TS     Format = "ts"     // MPEG transport stream
+	FLV    Format = "flv"    // what RTMP carries
 	NUT    Format = "nut"    // FFmpeg's own container: any codec, exact times
 	AnnexB Format = "annexb" // the video's bytes alone: Annex B, OBUs or JPEGs one after another
 )
@@ -80,6 +81,11 @@ func muxerFor(f Format, video uint32) (string, error) {
 			return "mpegts", nil
 		}
 		return "", fmt.Errorf("an MPEG transport stream cannot hold this video (codec %d): use mkv or fmp4", video)
+	case FLV:
+		if video != media.H264 && video != media.HEVC && video != media.AV1 {
+			return "", fmt.Errorf("FLV cannot hold this video (codec %d)", video)
+		}
+		return "flv", nil
 	case NUT:
 		return "nut", nil
 	}
@@ -99,6 +105,11 @@ func HoldsAudio(f Format, codec uint32) error {
 	case TS:
 		switch codec {
 		case media.AAC, media.Opus, mp2, mp3, ac3, eac3:
+			return nil
+		}
+	case FLV:
+		switch codec {
+		case media.AAC, mp3:
 			return nil
 		}
 	case MKV, NUT:

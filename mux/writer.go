@@ -144,6 +144,9 @@ func muxerOptions(o WriterOptions) (options, metadata map[string]string) {
 			options["mpegts_flags"] = "+initial_discontinuity"
 		}
 		metadata = nil
+	case FLV:
+		options["flvflags"] = "no_duration_filesize" // nothing can be patched
+		metadata = nil
 	case NUT:
 		options["write_index"] = "0" // it would grow without end
 		metadata = nil

@@ -118,7 +118,9 @@ const keyTimeout = 3 * time.Second
 
 func (c *relayCatalog) subscribe(key string, o SubscribeOptions) (*Subscription, error) {
 	o.RuntimeDir, o.Key, o.Name, o.Logger = c.o.RuntimeDir, key, "relay", c.o.Logger
-	return Subscribe(o)
+	ctx, cancel := context.WithTimeout(context.Background(), keyTimeout)
+	defer cancel()
+	return Subscribe(ctx, o)
 }
 
 // track describes the key's track as its publisher has it now.
