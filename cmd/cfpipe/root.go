@@ -56,6 +56,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(
 		newDoctorCommand(o),
 		newTestcamCommand(o),
+		newRelayCommand(o),
 	)
 	return root
 }

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+func newRelayCommand(o *globalOptions) *cobra.Command {
+	var (
+		options      pipeline.RelayOptions
+		passwordFile string
+	)
+	c := &cobra.Command{
+		Use:   "relay [KEY...]",
+		Short: "Serve keys by RTSP",
+		Long: "Serves every key of this host, or those named, at rtsp://HOST:PORT/KEY, as publishers come and go.\n" +
+			"KEY-audio is the second track of KEY; KEY-audio and KEY-sub are paths of their own too.\n" +
+			"A reader starts at once at the last keyframe; a key that nobody plays is not read.\n" + exitStatusHelp,
+		Example: "  cfpipe relay\n  cfpipe relay cam1 cam2 --listen 127.0.0.1:8554 --username viewer --password-file secret\n" +
+			"  ffplay -rtsp_transport tcp rtsp://127.0.0.1:8554/cam1\n",
+		RunE: func(cmd *cobra.Command, keys []string) error {
+			password, err := readPassword(passwordFile)
+			if err != nil {
+				return err
+			}
+			options.RuntimeDir, options.Keys, options.Password, options.Logger = o.RuntimeDir, keys, password, o.Logger
+			var base string
+			options.OnListen = func(addr net.Addr) { base = baseURL(addr.(*net.TCPAddr)) }
+			options.OnStream = func(key string) { fmt.Fprintln(cmd.OutOrStdout(), base+key) }
+			return pipeline.Relay(cmd.Context(), options)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&options.Listen, "listen", ":8554", "address to serve RTSP on; port 0 takes a free one")
+	f.IntVar(&options.RTPPort, "rtp-port", 0, "first of the two UDP ports for RTP and RTCP; 0 takes free ones, -1 refuses UDP")
+	f.StringVar(&options.Multicast, "multicast", "", "serve multicast from this range too, for example 239.255.42.0/24")
+	f.IntVar(&options.MulticastPort, "multicast-port", 0, "first of the two UDP ports for multicast; 0 takes free ones")
+	f.StringVar(&options.Username, "username", "", "ask readers for this user name; with --push: log in with it")
+	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
+	return c
+}
+
+// baseURL is what a reader on another host types in front of the key.
+func baseURL(addr *net.TCPAddr) string {
+	host := addr.IP.String()
+	if addr.IP.IsUnspecified() {
+		host = "127.0.0.1"
+		if name, err := os.Hostname(); err == nil {
+			host = name
+		}
+	}
+	return "rtsp://" + net.JoinHostPort(host, strconv.Itoa(addr.Port)) + "/"
+}
