@@ -93,8 +93,9 @@ func Create(key string, c Config) (*Writer, error) {
 		return nil, fmt.Errorf("create packet ring %s: %w", key, err)
 	}
 	slots, dataSize := uint32(c.Slots), uint32(c.DataSize)
-	seg, err := shm.CreateLocked(shm.Prefix+key+"-packets", int(fileSize(slots, dataSize)), shm.CreateOptions{
-		Mode: c.Mode, GID: c.GID, Foreign: foreignAlive,
+	name := shm.Prefix + key + "-packets"
+	seg, err := shm.CreateLocked(name, int(fileSize(slots, dataSize)), shm.CreateOptions{
+		Mode: c.Mode, GID: c.GID, Foreign: func(old []byte) bool { return foreignAlive(name, old) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("create packet ring %s: %w", key, err)
@@ -125,13 +126,14 @@ func initRing(r *ring, c Config) {
 	h.magic.Store(magic) // releases all of it to openRing
 }
 
-// foreignAlive judges a ring that nobody locks: its writer is another implementation, and its process id is all there is to ask.
-func foreignAlive(old []byte) bool {
+// foreignAlive judges a ring that nobody locks: its writer is another implementation, and its process id is all there is to ask,
+// which is worth something only while that process maps the ring.
+func foreignAlive(name string, old []byte) bool {
 	if len(old) < 0x40 || binary.LittleEndian.Uint32(old) != magic || binary.LittleEndian.Uint64(old[0x38:]) != 0 {
 		return false
 	}
 	pid := binary.LittleEndian.Uint64(old[0x18:])
-	return pid <= math.MaxInt32 && shm.PIDAlive(int(pid))
+	return pid <= math.MaxInt32 && shm.ProcessMaps(int(pid), name)
 }
 
 func validKey(key string) bool {
