@@ -85,12 +85,7 @@ func (s *Subscription) connect(ctx context.Context) (*attachment, error) {
 	}
 	var none *NoKeyError
 	if errors.As(err, &none) {
-		list, _ := framering.List(s.o.RuntimeDir) // best effort: it only helps the message
-		for _, p := range list {
-			if p.Alive {
-				none.Others = append(none.Others, p.Key)
-			}
-		}
+		return nil, noKey(s.o.RuntimeDir, s.o.Key)
 	}
 	return a, err
 }

@@ -55,6 +55,8 @@ func newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(
 		newDoctorCommand(o),
+		newInspectCommand(o),
+		newLsCommand(o),
 		newTestcamCommand(o),
 		newRelayCommand(o),
 	)

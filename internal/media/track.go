@@ -97,3 +97,16 @@ func ParseAudioText(b []byte) (rate, channels, bits int, err error) {
 	}
 	return rate, channels, bits, nil
 }
+
+var codecNames = map[uint32]string{
+	MJPEG: "mjpeg", H264: "h264", HEVC: "h265", AV1: "av1", PCMS16BE: "l16", PCMMulaw: "pcmu", PCMAlaw: "pcma", G726: "g726",
+	G726LE: "g726le", AAC: "aac", Opus: "opus",
+}
+
+// CodecName returns the short name of a codec for people, "codec N" for one that is not listed above.
+func CodecName(id uint32) string {
+	if s, ok := codecNames[id]; ok {
+		return s
+	}
+	return fmt.Sprintf("codec %d", id)
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+func newLsCommand(o *globalOptions) *cobra.Command {
+	var w watchOptions
+	c := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List the publishers of this host",
+		Long: "Lists the keys whose publisher is alive, with what their rings show: codec, picture size, packets and kilobits a second,\n" +
+			"age of the newest packet, distance of the keyframes, number of readers, process id.\n" +
+			"It reads shared memory and disturbs nobody. A rate of 0 with a growing age is a camera that has gone silent.\n" + exitStatusHelp,
+		Example: "  cfpipe ls\n  cfpipe ls --watch\n  cfpipe ls --json | jq -r '.[] | select(.age_seconds > 10) | .key'",
+		Args:    args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			return w.run(c.Context(), c.OutOrStdout(), func(out io.Writer) (any, error) {
+				keys, err := pipeline.ListKeys(o.RuntimeDir)
+				if err != nil {
+					return nil, err
+				}
+				if w.JSON {
+					for i := range keys { // inspect has the slots
+						if p := keys[i].Packets; p != nil {
+							p.Packets = nil
+						}
+						if f := keys[i].Frames; f != nil {
+							f.Slots = nil
+						}
+					}
+					return keys, nil
+				}
+				if len(keys) == 0 {
+					o.Logger.Info("no publishers", "runtime_dir", o.RuntimeDir)
+				}
+				return nil, printKeys(out, keys)
+			})
+		},
+	}
+	w.addFlags(c)
+	return c
+}
+
+// printKeys prints the table of ls.
+func printKeys(out io.Writer, keys []pipeline.KeyStatus) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "KEY\tCODEC\tSIZE\tPACKETS/S\tKBIT/S\tAGE\tGOP\tREADERS\tPID")
+	for _, k := range keys {
+		rate, kbit := "-", "-"
+		if k.Packets != nil {
+			rate, kbit = fmt.Sprintf("%.1f", k.PacketsPerSecond), fmt.Sprintf("%.0f", k.KbitPerSecond)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\n",
+			k.Key, orDash(k.Codec), orDash(k.Size()), rate, kbit, age(k.AgeSeconds), gop(k), len(k.Readers), k.PID)
+		if k.Error != "" {
+			fmt.Fprintf(t, "  %s\n", k.Error)
+		}
+	}
+	return t.Flush()
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// age prints seconds as an operator reads them: 40ms, 3.2s, 12m, 3h.
+func age(seconds *float64) string {
+	if seconds == nil {
+		return "-"
+	}
+	d := time.Duration(*seconds * float64(time.Second))
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < time.Hour:
+		return fmt.Sprintf("%.0fm", math.Floor(d.Minutes()))
+	default:
+		return fmt.Sprintf("%.0fh", math.Floor(d.Hours()))
+	}
+}
+
+func gop(k pipeline.KeyStatus) string {
+	switch {
+	case k.GOPPackets == 0:
+		return "-"
+	case k.GOPSeconds == 0:
+		return strconv.Itoa(k.GOPPackets)
+	}
+	return fmt.Sprintf("%d (%.1fs)", k.GOPPackets, k.GOPSeconds)
+}
+
+// watchOptions are the flags --json, --watch and --interval of commands that show what is there now.
+type watchOptions struct {
+	JSON     bool
+	Watch    bool
+	Interval time.Duration
+}
+
+func (w *watchOptions) addFlags(c *cobra.Command) {
+	c.Flags().BoolVar(&w.JSON, "json", false, "print JSON; with --watch one line each time")
+	c.Flags().BoolVarP(&w.Watch, "watch", "w", false, "print again and again until stopped")
+	c.Flags().DurationVar(&w.Interval, "interval", time.Second, "pause between two prints of --watch")
+}
+
+// run calls show once, or again and again. show prints text, or returns the value to print as JSON; with an error as well that
+// is printed and ends it.
+func (w *watchOptions) run(ctx context.Context, out io.Writer, show func(out io.Writer) (any, error)) error {
+	if w.Interval < 50*time.Millisecond {
+		return usageError{fmt.Errorf("--interval %v: want 50ms or more", w.Interval)}
+	}
+	screen := w.Watch && !w.JSON && isTerminal(out)
+	for first := true; ; first = false {
+		var b strings.Builder
+		value, err := show(&b)
+		switch {
+		case err != nil && value == nil && b.Len() == 0:
+			return err
+		case w.JSON:
+			e := json.NewEncoder(&b)
+			if !w.Watch {
+				e.SetIndent("", "  ")
+			}
+			if eerr := e.Encode(value); eerr != nil {
+				return eerr
+			}
+		case screen:
+			// Home, each line cleared to its end, the rest of the screen cleared: no flicker.
+			text := "\x1b[H" + strings.ReplaceAll(b.String(), "\n", "\x1b[K\n") + "\x1b[J"
+			b.Reset()
+			b.WriteString(text)
+		case !first:
+			text := "\n" + b.String()
+			b.Reset()
+			b.WriteString(text)
+		}
+		if _, werr := io.WriteString(out, b.String()); werr != nil {
+			return werr
+		}
+		if err != nil || !w.Watch {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(w.Interval):
+		}
+	}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"
+}
