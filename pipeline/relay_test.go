@@ -25,47 +25,57 @@ import (
 
 // live publishes a clip in real time, over and over, under a key of its own, audio beside it.
 type live struct {
-	t       *testing.T
-	dir     string
-	key     string
-	clip    *testcam.Clip
-	stop    func() // ends the publication; idempotent
-	packets packetring.Config
+	t      *testing.T
+	dir    string
+	key    string
+	clip   *testcam.Clip
+	behind time.Duration // of the clip is in the ring from the start
+	base   int64         // Unix ns of the first round's start
+	video  *Publication
+	stop   func() // ends the publication; idempotent
 }
 
 func relayKey(t *testing.T) string {
 	return strings.NewReplacer("/", "-", "=", "-", " ", "-").Replace(fmt.Sprintf("%.30s-%d", t.Name(), time.Now().UnixNano()%1e9))
 }
 
-// publishClip starts at offset packets into the clip.
-func publishClip(t *testing.T, dir, key string, clip *testcam.Clip) *live {
+func publishClip(t *testing.T, dir, key string, clip *testcam.Clip, behind time.Duration) *live {
 	t.Helper()
-	l := &live{t: t, dir: dir, key: key, clip: clip, packets: packetring.Config{Slots: 1024, DataSize: 16 << 20}}
+	l := &live{t: t, dir: dir, key: key, clip: clip, behind: behind}
 	l.start()
 	t.Cleanup(func() { l.stop() })
 	return l
 }
 
 func (l *live) start() {
+	l.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{}, len(l.clip.Tracks()))
-	start := time.Now().UnixNano()
-	for i, track := range l.clip.Tracks() {
-		config := l.packets
-		config.CodecID, config.Extradata = track.CodecID, track.Extradata
+	tracks := l.clip.Tracks()
+	caughtUp, done := make(chan struct{}, len(tracks)), make(chan struct{}, len(tracks))
+	l.base = time.Now().Add(-l.behind).UnixNano()
+	for i, track := range tracks {
 		key := l.key
 		if track.Kind == media.Audio {
 			key += audioSuffix
 		}
-		pub, err := Publish(PublishOptions{RuntimeDir: l.dir, Key: key, Packets: config})
+		pub, err := Publish(PublishOptions{RuntimeDir: l.dir, Key: key, Packets: packetring.Config{
+			Slots: 1024, DataSize: 16 << 20, CodecID: track.CodecID, Extradata: track.Extradata}})
 		require.NoError(l.t, err)
+		if i == 0 {
+			l.video = pub
+		}
 		go func() {
 			defer func() { done <- struct{}{} }()
 			defer func() { _ = pub.Close(framering.ReasonNormal) }()
-			for base := start; ; base += int64(l.clip.Duration()) {
+			for base, late := l.base, true; ; base += int64(l.clip.Duration()) {
 				for _, p := range l.clip.Packets(i) {
+					wait := time.Duration(base + p.DTS - time.Now().UnixNano())
+					if wait > 0 && late {
+						late = false
+						caughtUp <- struct{}{}
+					}
 					select {
-					case <-time.After(time.Duration(base + p.DTS - time.Now().UnixNano())):
+					case <-time.After(wait):
 					case <-ctx.Done():
 						return
 					}
@@ -76,9 +86,12 @@ func (l *live) start() {
 			}
 		}()
 	}
+	for range tracks {
+		<-caughtUp
+	}
 	l.stop = func() {
 		cancel()
-		for range l.clip.Tracks() {
+		for range tracks {
 			<-done
 		}
 		l.stop = func() {}
@@ -180,7 +193,7 @@ func TestRelayByteEquality(t *testing.T) {
 	dir := t.TempDir()
 	addr := startRelay(t, RelayOptions{RuntimeDir: dir})
 	for name, clip := range clips {
-		l := publishClip(t, dir, relayKey(t)+"-"+name, clip)
+		l := publishClip(t, dir, relayKey(t)+"-"+name, clip, 0)
 		for _, transport := range []string{"tcp", "udp"} {
 			t.Run(name+"-"+transport, func(t *testing.T) {
 				t.Parallel()

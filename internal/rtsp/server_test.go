@@ -1,7 +1,6 @@
 package rtsp
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -11,7 +10,6 @@ import (
 	"net"
 	"os"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -85,91 +83,8 @@ func startServer(t *testing.T, o ServerOptions) *Server {
 	return s
 }
 
-// rawClient speaks RTSP by hand.
-type rawClient struct {
-	t       *testing.T
-	conn    net.Conn
-	r       *bufio.Reader
-	url     string
-	cseq    int
-	session string
-}
-
-func dial(t *testing.T, s *Server) *rawClient {
-	t.Helper()
-	conn, err := net.Dial("tcp", s.Addr().String())
-	require.NoError(t, err)
-	t.Cleanup(func() { conn.Close() })
-	return &rawClient{t: t, conn: conn, r: bufio.NewReader(conn), url: "rtsp://" + s.Addr().String() + "/live"}
-}
-
-// do sends a request and returns status and headers of the response; frames ahead of it are passed over.
-func (c *rawClient) do(method, url string, headers ...string) (status int, header map[string]string, body string) {
-	c.t.Helper()
-	c.cseq++
-	req := fmt.Sprintf("%s %s RTSP/1.0\r\nCSeq: %d\r\n", method, url, c.cseq)
-	if c.session != "" {
-		req += "Session: " + c.session + "\r\n"
-	}
-	for _, h := range headers {
-		req += h + "\r\n"
-	}
-	_, err := io.WriteString(c.conn, req+"\r\n")
-	require.NoError(c.t, err)
-	for {
-		b, err := c.r.Peek(1)
-		require.NoError(c.t, err)
-		if b[0] != '$' {
-			break
-		}
-		c.frame()
-	}
-	line, err := c.r.ReadString('\n')
-	require.NoError(c.t, err)
-	status, err = strconv.Atoi(strings.Fields(line)[1])
-	require.NoError(c.t, err)
-	header = map[string]string{}
-	for {
-		line, err := c.r.ReadString('\n')
-		require.NoError(c.t, err)
-		if line = strings.TrimSpace(line); line == "" {
-			break
-		}
-		k, v, _ := strings.Cut(line, ":")
-		header[strings.ToLower(k)] = strings.TrimSpace(v)
-	}
-	n, _ := strconv.Atoi(header["content-length"])
-	b := make([]byte, n)
-	_, err = io.ReadFull(c.r, b)
-	require.NoError(c.t, err)
-	if s := header["session"]; s != "" {
-		c.session, _, _ = strings.Cut(s, ";")
-	}
-	return status, header, string(b)
-}
-
-func (c *rawClient) frame() (channel byte, packet []byte) {
-	c.t.Helper()
-	head := make([]byte, 4)
-	_, err := io.ReadFull(c.r, head)
-	require.NoError(c.t, err)
-	require.Equal(c.t, byte('$'), head[0])
-	packet = make([]byte, int(head[2])<<8|int(head[3]))
-	_, err = io.ReadFull(c.r, packet)
-	require.NoError(c.t, err)
-	return head[1], packet
-}
-
-func (c *rawClient) play() {
-	c.t.Helper()
-	status, _, body := c.do("DESCRIBE", c.url, "Accept: application/sdp")
-	require.Equal(c.t, 200, status)
-	require.Contains(c.t, body, "m=video")
-	status, header, _ := c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=4-5")
-	require.Equal(c.t, 200, status)
-	require.Contains(c.t, header["transport"], "interleaved=4-5")
-	status, _, _ = c.do("PLAY", c.url+"/", "Range: npt=0-")
-	require.Equal(c.t, 200, status)
+func dial(t *testing.T, s *Server) *testenv.RTSP {
+	return testenv.DialRTSP(t, s.Addr().String(), "live")
 }
 
 // A sender report, then the keyframe, arrive at once on the channels that the client chose.
@@ -178,18 +93,18 @@ func TestFirstPackets(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
 	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 5000, interval: 40 * time.Millisecond}, RTPPort: -1})
 	c := dial(t, s)
-	c.play()
-	ch, packet := c.frame()
+	c.Play(1)
+	ch, packet := c.Frame()
 	require.Equal(t, byte(5), ch)
 	require.Equal(t, byte(200), packet[1])
-	ch, packet = c.frame()
+	ch, packet = c.Frame()
 	require.Equal(t, byte(4), ch)
 	require.Equal(t, byte(28), packet[12]&0x1F) // FU-A
 	require.Equal(t, byte(5), packet[13]&0x1F)  // of an IDR
-	status, header, _ := c.do("GET_PARAMETER", c.url+"/")
+	status, header, _ := c.Do("GET_PARAMETER", c.URL+"/")
 	require.Equal(t, 200, status)
 	require.Equal(t, "cfpipe", header["server"])
-	status, _, _ = c.do("SETUP", c.url+"/trackID=1", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+	status, _, _ = c.Do("SETUP", c.URL+"/trackID=1", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
 	require.NotEqual(t, 200, status)
 }
 
@@ -198,13 +113,13 @@ func TestStatus(t *testing.T) {
 	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 100, interval: time.Second}, RTPPort: -1})
 	base := "rtsp://" + s.Addr().String()
 	c := dial(t, s)
-	status, _, _ := c.do("DESCRIBE", base+"/nothing")
+	status, _, _ := c.Do("DESCRIBE", base+"/nothing")
 	require.Equal(t, 404, status)
-	status, _, _ = c.do("OPTIONS", base)
+	status, _, _ = c.Do("OPTIONS", base)
 	require.Equal(t, 200, status)
-	status, _, _ = c.do("SETUP", base+"/live/trackID=0", "Transport: RTP/AVP;unicast;client_port=5000-5001")
+	status, _, _ = c.Do("SETUP", base+"/live/trackID=0", "Transport: RTP/AVP;unicast;client_port=5000-5001")
 	require.Equal(t, 461, status, "UDP is refused where it is not served")
-	status, _, _ = dial(t, s).do("SETUP", base+"/live/trackID=7", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+	status, _, _ = dial(t, s).Do("SETUP", base+"/live/trackID=7", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
 	require.Equal(t, 400, status)
 }
 
@@ -215,16 +130,16 @@ func TestStalledReader(t *testing.T) {
 	catalog := &fakeCatalog{size: 200_000, interval: 10 * time.Millisecond} // 160 Mbit/s
 	s := startServer(t, ServerOptions{Catalog: catalog, WriteTimeout: time.Second, RTPPort: -1})
 	stalled := dial(t, s)
-	require.NoError(t, stalled.conn.(*net.TCPConn).SetReadBuffer(4096))
-	stalled.play()
+	require.NoError(t, stalled.Conn.(*net.TCPConn).SetReadBuffer(4096))
+	stalled.Play(1)
 	before := heap()
 
 	other := dial(t, s)
-	other.play()
+	other.Play(1)
 	markers, seq := 0, -1
 	var worst time.Duration
 	for last := time.Now(); s.Sessions() == 2 || markers < 100; {
-		ch, packet := other.frame()
+		ch, packet := other.Frame()
 		if ch != 4 {
 			continue
 		}
@@ -274,22 +189,22 @@ func TestComingAndGoing(t *testing.T) {
 		c := dial(t, s)
 		switch i % 5 {
 		case 0:
-			c.play()
-			c.frame()
+			c.Play(1)
+			c.Frame()
 		case 1:
-			c.play() // and away with unread data
+			c.Play(1) // and away with unread data
 		case 2:
-			c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+			c.Do("SETUP", c.URL+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
 		case 3:
-			c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP;unicast;client_port=45000-45001")
-			c.do("PLAY", c.url)
-			c.do("TEARDOWN", c.url)
+			c.Do("SETUP", c.URL+"/trackID=0", "Transport: RTP/AVP;unicast;client_port=45000-45001")
+			c.Do("PLAY", c.URL)
+			c.Do("TEARDOWN", c.URL)
 		case 4:
-			c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
-			c.do("PLAY", c.url)
-			c.do("TEARDOWN", c.url)
+			c.Do("SETUP", c.URL+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+			c.Do("PLAY", c.URL)
+			c.Do("TEARDOWN", c.URL)
 		}
-		c.conn.Close()
+		c.Conn.Close()
 	}
 	for i := range 10 {
 		round(i)
@@ -314,7 +229,7 @@ func TestHostilePeers(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 2000, interval: 10 * time.Millisecond}, RTPPort: -1, MaxConns: 40})
 	good := dial(t, s)
-	good.play()
+	good.Play(1)
 	before := heap()
 	long := strings.Repeat("A", 1<<20)
 	attacks := []string{
@@ -338,7 +253,7 @@ func TestHostilePeers(t *testing.T) {
 		_, _ = io.WriteString(conn, attack)
 		_, _ = io.CopyN(io.Discard, conn, 1<<16)
 		conn.Close()
-		good.frame()
+		good.Frame()
 	}
 	var half []net.Conn
 	for range 60 { // more than the server takes
@@ -356,7 +271,7 @@ func TestHostilePeers(t *testing.T) {
 	}
 	require.Equal(t, len(half[45:]), closed, "connections above the bound are closed at once")
 	for range 100 {
-		good.frame()
+		good.Frame()
 	}
 	for _, conn := range half {
 		conn.Close()
@@ -399,15 +314,15 @@ func TestPasswordIsNeeded(t *testing.T) {
 	testenv.CheckLeaks(t)
 	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 10, interval: time.Second}, RTPPort: -1, Username: "u", Password: "p"})
 	c := dial(t, s)
-	status, header, body := c.do("DESCRIBE", c.url)
+	status, header, body := c.Do("DESCRIBE", c.URL)
 	require.Equal(t, 401, status)
 	require.NotEmpty(t, header["www-authenticate"])
 	require.Empty(t, body)
 	c = dial(t, s)
-	status, _, _ = c.do("SETUP", c.url+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+	status, _, _ = c.Do("SETUP", c.URL+"/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
 	require.Equal(t, 401, status)
 	c = dial(t, s)
-	status, _, body = c.do("DESCRIBE", c.url, "Authorization: Basic dTpw") // u:p
+	status, _, body = c.Do("DESCRIBE", c.URL, "Authorization: Basic dTpw") // u:p
 	require.Equal(t, 200, status)
 	require.True(t, bytes.Contains([]byte(body), []byte("H264")))
 }
