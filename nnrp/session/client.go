@@ -92,7 +92,7 @@ type Outcome struct {
 	Tag       any           // the caller's, from SubmitOptions
 
 	buf   *[]byte
-	class nnrp.FrameClass
+	life  time.Duration // latency budget
 	timer *time.Timer
 	told  bool // handed to outcomes; what is left is the frame's place at the server
 }

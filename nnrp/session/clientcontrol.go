@@ -155,7 +155,7 @@ func (c *Client) readDatagrams() {
 		switch h.Type {
 		case nnrp.MsgResultDrop:
 			if o := c.find(FrameKey{h.ViewID, h.FrameID}); o != nil {
-				c.finish(o, Dropped, nil)
+				c.dropped(o)
 			}
 		case nnrp.MsgPing:
 			if b, err := (&nnrp.Bare{Msg: nnrp.MsgPong}).Append(nil, c.header(nnrp.Header{TraceID: h.TraceID})); err == nil {

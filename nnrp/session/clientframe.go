@@ -54,7 +54,7 @@ func (c *Client) submit(ctx context.Context, m *nnrp.FrameSubmit, o SubmitOption
 		id = c.nextID.Add(1)
 	}
 	k := FrameKey{o.View, id}
-	out := &Outcome{View: o.View, FrameID: id, Submitted: time.Now(), Tag: o.Tag, class: m.FrameClass}
+	out := &Outcome{View: o.View, FrameID: id, Submitted: time.Now(), Tag: o.Tag}
 	h := c.header(nnrp.Header{Flags: o.Flags, FrameID: id, ViewID: o.View, TraceID: o.TraceID})
 	switch m.FrameClass {
 	case nnrp.ClassKeyframe:
@@ -83,7 +83,8 @@ func (c *Client) submit(ctx context.Context, m *nnrp.FrameSubmit, o SubmitOption
 		return 0, err
 	}
 	c.pending[k] = out
-	out.timer = time.AfterFunc(budget(m.LatencyBudgetMs, c.agreed.LatencyMs), func() { c.giveUp(k, Expired) })
+	out.life = budget(m.LatencyBudgetMs, c.agreed.LatencyMs)
+	out.timer = time.AfterFunc(out.life, func() { c.giveUp(k, Expired) })
 	c.mu.Unlock()
 
 	sctx, cancel := context.WithTimeout(ctx, writeTimeout)
@@ -211,6 +212,15 @@ func (c *Client) finish(o *Outcome, to FrameState, e *nnrp.Error) bool {
 	return true
 }
 
+// dropped ends a frame for which RESULT_DROP came: it has expired when its time is over, whoever noticed first.
+func (c *Client) dropped(o *Outcome) {
+	to := Dropped
+	if time.Since(o.Submitted) >= o.life {
+		to = Expired
+	}
+	c.finish(o, to, nil)
+}
+
 // deliver ends a frame with its result. False: it was given up; the result is of no use.
 func (c *Client) deliver(o *Outcome, h nnrp.Header, m *nnrp.ResultPush, buf *[]byte) bool {
 	k := FrameKey{o.View, o.FrameID}
@@ -292,7 +302,7 @@ func (c *Client) readResult(r ReceiveStream) (err error) {
 		return fmt.Errorf("nnrp: %s for frame %d, which is not under way", h.Type, h.FrameID)
 	}
 	if h.Type == nnrp.MsgResultDrop {
-		c.finish(o, Dropped, nil)
+		c.dropped(o)
 		return nil
 	}
 	*buf = (*buf)[:nnrp.HeaderLen]

@@ -152,6 +152,7 @@ func TestExpiry(t *testing.T) {
 		c := open(t, s)
 		start := time.Now()
 		submit(t, c, "late", nnrp.ClassKeyframe, 50)
+		synctest.Wait()
 		submit(t, c, "fine", nnrp.ClassKeyframe, 500)
 		synctest.Wait()
 		frames := s.e.take()
@@ -161,6 +162,7 @@ func TestExpiry(t *testing.T) {
 		require.Equal(t, "late", o.Tag)
 		require.Equal(t, Expired, o.State)
 		require.Equal(t, 50*time.Millisecond, time.Since(start))
+		synctest.Wait()
 		require.False(t, frames[0].Alive())
 		frames[0].Reply(answer(frames[0])) // too late: goes nowhere
 		require.True(t, frames[1].Start())
@@ -224,6 +226,7 @@ func TestSupersede(t *testing.T) {
 		s := serve(t, &engine{}, Policy{Concurrent: 4})
 		c := open(t, s)
 		submit(t, c, "1", nnrp.ClassDiscardable, 0)
+		synctest.Wait()
 		submit(t, c, "key", nnrp.ClassKeyframe, 0)
 		synctest.Wait()
 		submit(t, c, "2", nnrp.ClassDiscardable, 0)

@@ -18,6 +18,7 @@ type Frame struct {
 	Arrived time.Time        // when the last byte was there
 
 	key   FrameKey
+	class nnrp.FrameClass // Submit is parsed again while the frame may be superseded
 	buf   *[]byte
 	held  int64
 	timer *time.Timer
@@ -166,7 +167,7 @@ func (s *Session) admit(f *Frame) error {
 	if err := s.frames.Submit(f.key, f.Submit.FrameClass, f.Submit.DependencyFrameID); err != nil {
 		return err
 	}
-	f.held = int64(f.Header.BodyLen)
+	f.class, f.held = f.Submit.FrameClass, int64(f.Header.BodyLen)
 	s.bytes += f.held
 	s.live[f.key] = f
 	return nil
@@ -197,8 +198,8 @@ func (s *Session) drop(f *Frame, to FrameState) {
 	if to == Dropped || to == Expired {
 		h.Flags |= nnrp.FlagStale
 	}
-	if to == Cancelled || CanDrop(f.Submit.FrameClass) {
-		if f.Submit.FrameClass != nnrp.ClassKeyframe {
+	if to == Cancelled || CanDrop(f.class) {
+		if f.class != nnrp.ClassKeyframe {
 			h.Flags |= nnrp.FlagCanDrop
 		}
 		s.datagram(nnrp.MsgResultDrop, h)
@@ -261,7 +262,7 @@ func (f *Frame) Reply(r *nnrp.ResultPush) {
 	ok := s.live[f.key] == f && s.frames.Advance(f.key, Ready)
 	s.mu.Unlock()
 	h := s.header(nnrp.Header{FrameID: f.key.ID, ViewID: f.key.View, TraceID: f.Header.TraceID})
-	class, deadline := f.Submit.FrameClass, f.Deadline()
+	class, deadline := f.class, f.Deadline()
 	if r.ServerTotalMs == 0 {
 		r.ServerTotalMs = Millis(time.Since(f.Arrived))
 	}

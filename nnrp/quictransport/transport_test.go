@@ -1,0 +1,468 @@
+package quictransport
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/pem"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/nnrp"
+	"github.com/cfpipe/cfpipe/nnrp/session"
+)
+
+// digester answers every frame with the SHA-256 of its first section.
+type digester struct {
+	sessions atomic.Int32
+	delay    time.Duration
+}
+
+func (d *digester) Opened(*session.Session) error { d.sessions.Add(1); return nil }
+func (d *digester) Ended(*session.Session)        { d.sessions.Add(-1) }
+func (d *digester) Submitted(f *session.Frame) {
+	go func() {
+		if d.delay > 0 {
+			time.Sleep(d.delay) // the engine's work
+		}
+		if !f.Start() {
+			f.Drop()
+			return
+		}
+		sum := sha256.Sum256(f.Submit.Sections[0].Payload)
+		f.Reply(&nnrp.ResultPush{ActiveProfileID: 1, TileIndex: nnrp.TileIndex{Count: 1}, Sections: []nnrp.Section{
+			{RoleID: 1, DType: nnrp.Uint8, ElementCountPerTile: 32, LengthTable: nnrp.AppendLength(nil, 32), Payload: sum[:]}}})
+	}()
+}
+
+type runtimeServer struct {
+	l    *Listener
+	h    *digester
+	cert *tls.Certificate
+	stop func()
+}
+
+func startServer(t *testing.T, addr string, cert *tls.Certificate, p session.Policy) *runtimeServer {
+	t.Helper()
+	if cert == nil {
+		var err error
+		cert, err = SelfSigned()
+		require.NoError(t, err)
+	}
+	l, err := Listen(addr, cert)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &runtimeServer{l: l, h: &digester{}, cert: cert}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept(ctx)
+			if err != nil {
+				return
+			}
+			wg.Go(func() { _ = session.Serve(ctx, c, s.h, session.ServerOptions{Policy: p}) })
+		}
+	})
+	var once sync.Once
+	s.stop = func() {
+		once.Do(func() {
+			cancel()
+			wg.Wait()
+			_ = l.Close()
+		})
+	}
+	t.Cleanup(s.stop)
+	return s
+}
+
+func (s *runtimeServer) url() string { return "nnrps://" + s.l.Addr().String() }
+
+func (s *runtimeServer) open(t *testing.T, url string) (*session.Client, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	c, err := Dial(ctx, url, Trust{Fingerprint: Fingerprint(s.cert)})
+	if err != nil {
+		return nil, err
+	}
+	return session.Open(ctx, c, session.ClientOptions{})
+}
+
+func (s *runtimeServer) mustOpen(t *testing.T, url string) *session.Client {
+	t.Helper()
+	c, err := s.open(t, url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close(context.Background()) })
+	return c
+}
+
+func tensor(payload []byte) *nnrp.FrameSubmit {
+	return &nnrp.FrameSubmit{ProfileID: 1, Tensor: nnrp.TensorSubmit{SrcWidth: 640, SrcHeight: 640, TileWidth: 640, TileHeight: 640}, TileIndex: nnrp.TileIndex{Count: 1},
+		Sections: []nnrp.Section{{RoleID: 1, DType: nnrp.Uint8, ElementCountPerTile: uint32(len(payload)), LengthTable: nnrp.AppendLength(nil, len(payload)), Payload: payload}}}
+}
+
+func noise(n int) []byte {
+	b := make([]byte, n)
+	x := uint32(n)
+	for i := range b {
+		x = x*1664525 + 1013904223
+		b[i] = byte(x >> 24)
+	}
+	return b
+}
+
+// exchange sends one frame and checks its result.
+func exchange(t *testing.T, c *session.Client, payload []byte) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := c.Submit(ctx, tensor(payload), session.SubmitOptions{})
+	require.NoError(t, err)
+	o, err := c.Next(ctx)
+	require.NoError(t, err)
+	require.Equal(t, session.Delivered, o.State, "%v", o.Err)
+	sum := sha256.Sum256(payload)
+	require.Equal(t, sum[:], o.Result.Sections[0].Payload)
+	o.Release()
+}
+
+func TestTensorsOverQUIC(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	s := startServer(t, "127.0.0.1:0", nil, session.Policy{})
+	c := s.mustOpen(t, s.url())
+	for _, n := range []int{1, 100, 4096, 640 * 640 * 3} {
+		exchange(t, c, noise(n))
+	}
+	_, err := c.Ping(t.Context())
+	require.NoError(t, err)
+
+	// Cancel goes by datagram; the place comes back.
+	s.h.delay = 50 * time.Millisecond
+	for range 20 {
+		id, err := c.Submit(t.Context(), tensor(noise(10)), session.SubmitOptions{})
+		require.NoError(t, err)
+		c.Cancel(0, id)
+		o, err := c.Next(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, session.Cancelled, o.State)
+	}
+	exchange(t, c, noise(10))
+	require.NoError(t, c.Close(t.Context()))
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if n := s.h.sessions.Load(); n != 0 {
+			return errors.New("sessions are left")
+		}
+		return nil
+	})
+}
+
+func TestTrust(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	s := startServer(t, "127.0.0.1:0", nil, session.Policy{})
+	dir := t.TempDir()
+	own := filepath.Join(dir, "own.pem")
+	require.NoError(t, os.WriteFile(own, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.cert.Certificate[0]}), 0o600))
+	stranger, err := SelfSigned()
+	require.NoError(t, err)
+	other := filepath.Join(dir, "other.pem")
+	require.NoError(t, os.WriteFile(other, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: stranger.Certificate[0]}), 0o600))
+	junk := filepath.Join(dir, "junk.pem")
+	require.NoError(t, os.WriteFile(junk, []byte("junk"), 0o600))
+	fp := Fingerprint(s.cert)
+	var colons []string
+	for i := 0; i < len(fp); i += 2 {
+		colons = append(colons, strings.ToUpper(fp[i:i+2]))
+	}
+	for name, c := range map[string]struct {
+		trust Trust
+		want  string
+	}{
+		"fingerprint":             {Trust{Fingerprint: fp}, ""},
+		"fingerprint with colons": {Trust{Fingerprint: strings.Join(colons, ":")}, ""},
+		"certificate file":        {Trust{CAFile: own}, ""},
+		"system CAs":              {Trust{}, "certificate"},
+		"other fingerprint":       {Trust{Fingerprint: Fingerprint(stranger)}, "not the pinned one"},
+		"other certificate":       {Trust{CAFile: other}, "certificate"},
+		"other name":              {Trust{CAFile: own, ServerName: "elsewhere.example"}, "elsewhere.example"},
+		"not a fingerprint":       {Trust{Fingerprint: "abcd"}, "64 digits"},
+		"no PEM":                  {Trust{CAFile: junk}, "no PEM"},
+		"no file":                 {Trust{CAFile: filepath.Join(dir, "absent")}, "read CA file"},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		conn, err := Dial(ctx, s.url(), c.trust)
+		if c.want == "" {
+			require.NoError(t, err, name)
+			cl, err := session.Open(ctx, conn, session.ClientOptions{})
+			require.NoError(t, err, name)
+			require.NoError(t, cl.Close(ctx))
+		} else {
+			require.ErrorContains(t, err, c.want, name)
+		}
+		cancel()
+	}
+}
+
+func TestOtherProtocolIsRefused(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	s := startServer(t, "127.0.0.1:0", nil, session.Policy{})
+	_, err := quic.DialAddr(t.Context(), s.l.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h3"}}, nil)
+	require.ErrorContains(t, err, "no application protocol")
+	exchange(t, s.mustOpen(t, s.url()), noise(10))
+}
+
+func TestTokens(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte(" s3cret\n"), 0o600))
+	token, err := LoadToken(file)
+	require.NoError(t, err)
+	require.Equal(t, "s3cret", string(token))
+	require.NoError(t, os.WriteFile(file, []byte("\n"), 0o600))
+	_, err = LoadToken(file)
+	require.ErrorContains(t, err, "empty")
+	require.NoError(t, os.WriteFile(file, make([]byte, maxToken+1), 0o600))
+	_, err = LoadToken(file)
+	require.ErrorContains(t, err, "longer")
+	_, err = LoadToken(file + "x")
+	require.ErrorIs(t, err, os.ErrNotExist)
+
+	check, err := CheckToken(token, []byte("second"))
+	require.NoError(t, err)
+	s := startServer(t, "127.0.0.1:0", nil, session.Policy{Authenticate: check})
+	for auth, ok := range map[string]bool{"s3cret": true, "second": true, "s3cre": false, "": false, "s3cretx": false} {
+		conn, err := Dial(t.Context(), s.url(), Trust{Fingerprint: Fingerprint(s.cert)})
+		require.NoError(t, err)
+		c, err := session.Open(t.Context(), conn, session.ClientOptions{Hello: nnrp.ClientHello{Auth: []byte(auth)}})
+		if !ok {
+			require.ErrorIs(t, err, nnrp.ErrAuthFailed, "%q", auth)
+			continue
+		}
+		require.NoError(t, err)
+		require.EqualValues(t, nnrp.AuthAccepted, c.Agreement().AuthStatus)
+		require.NoError(t, c.Close(t.Context()))
+	}
+}
+
+func TestURL(t *testing.T) {
+	for in, want := range map[string]string{"nnrps://h:1": "h:1", "nnrps://h": "h:4433", "nnrps://[::1]:9/": "[::1]:9"} {
+		_, addr, err := ParseURL(in)
+		require.NoError(t, err)
+		require.Equal(t, want, addr)
+	}
+	for _, in := range []string{"h:1", "nnrp://h", "https://h", "nnrps://", "nnrps://h/x", "nnrps://u:secret@h", "nnrps://h?x", "nnrps://h:secret"} {
+		_, _, err := ParseURL(in)
+		require.Error(t, err, in)
+		require.NotContains(t, err.Error(), "secret")
+	}
+}
+
+// TestRestart: the server goes away, without a word and in order, and comes back on its port; the client follows.
+func TestRestart(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	s := startServer(t, "127.0.0.1:0", nil, session.Policy{})
+	addr, url := s.l.Addr().String(), s.url()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	rounds, errs := make(chan *session.Client), make(chan error, 100)
+	done := make(chan error, 1)
+	go func() {
+		done <- session.Redial(ctx, session.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond},
+			func(ctx context.Context) (*session.Client, error) {
+				ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+				defer cancel()
+				return s.open(t, url)
+			},
+			func(ctx context.Context, c *session.Client) error {
+				select {
+				case rounds <- c:
+				case <-ctx.Done():
+				}
+				<-c.Done()
+				return c.Err()
+			}, func(err error, _ time.Duration) { errs <- err })
+	}()
+	exchange(t, <-rounds, noise(100))
+	s.stop()
+	require.ErrorIs(t, <-errs, session.ErrClosed)
+	again := startServer(t, addr, s.cert, session.Policy{})
+	c := <-rounds
+	exchange(t, c, noise(100))
+	cancel()
+	_ = c.Close(context.Background())
+	require.NoError(t, <-done)
+	_ = again
+
+	require.ErrorIs(t, session.Redial(t.Context(), session.Backoff{}, func(context.Context) (*session.Client, error) {
+		return nil, nnrp.NewError(nnrp.CodeAuthFailed, "no")
+	}, nil, nil), nnrp.ErrAuthFailed)
+}
+
+// TestLossyPath: 50 ms round trip and 2 % loss. Results keep coming, what is late is dropped, memory stays flat.
+func TestLossyPath(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	s := startServer(t, "127.0.0.1:0", nil, session.Policy{Concurrent: 4})
+	p := newLossyProxy(t, s.l.Addr(), 25*time.Millisecond, 0.02)
+	c := s.mustOpen(t, p.url())
+	payload := noise(8 << 10) // a tenth of the tiles of a static picture, compressed
+	got := map[session.FrameState]int{}
+	collected := make(chan struct{})
+	const frames = 150
+	go func() {
+		defer close(collected)
+		for range frames {
+			o, err := c.Next(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			got[o.State]++
+			o.Release()
+		}
+	}()
+	var before, after runtime.MemStats
+	for i := range frames {
+		if i == frames/3 {
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+		}
+		m := tensor(payload)
+		m.FrameClass, m.LatencyBudgetMs = nnrp.ClassDiscardable, 400
+		_, err := c.Submit(t.Context(), m, session.SubmitOptions{})
+		require.NoError(t, err)
+	}
+	<-collected
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	t.Logf("outcomes %v, heap %d KiB → %d KiB", got, before.HeapAlloc>>10, after.HeapAlloc>>10)
+	require.Greater(t, got[session.Delivered], frames/2, "the rest was overtaken by newer pictures")
+	require.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(8<<20))
+}
+
+// TestHostilePeers: thousands of streams, half-open ones, slow ones and garbage on raw connections. Memory stays bounded and a good
+// session beside them gets every result.
+func TestHostilePeers(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	s := startServer(t, "127.0.0.1:0", nil, session.Policy{})
+	good := s.mustOpen(t, s.url())
+	exchange(t, good, noise(1000))
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	attack := func(hello bool, f func(*quic.Conn, *quic.Stream)) {
+		q, err := quic.DialAddr(ctx, s.l.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{nnrp.ALPN}}, &quic.Config{EnableDatagrams: true})
+		require.NoError(t, err)
+		wg.Go(func() {
+			defer func() { _ = q.CloseWithError(0, "") }()
+			control, err := q.OpenStreamSync(ctx)
+			if err != nil {
+				return
+			}
+			if hello {
+				h := nnrp.ClientHello{MinVersionMajor: 1, MaxVersionMajor: 1, SupportedStageBitmap: 1, SupportedProfileBitmap: 1, SupportedPayloadKindBitmap: 1,
+					SupportedCodecBitmap: 1, SupportedDTypeBitmap: 0xff, SupportedLayoutBitmap: 3}
+				b, _ := h.Append(nil, nnrp.Header{})
+				_, _ = control.Write(b)
+				_, _ = io.ReadFull(control, make([]byte, nnrp.HeaderLen+nnrp.ServerHelloAckLen))
+			}
+			f(q, control)
+		})
+	}
+	whole, err := tensor(noise(100)).Append(nil, nnrp.Header{SessionID: 1, FrameID: 1})
+	require.NoError(t, err)
+	giant := (&nnrp.Header{Type: nnrp.MsgFrameSubmit, MetaLen: 32, BodyLen: nnrp.DefaultMaxBody, SessionID: 1, FrameID: 2}).Append(nil)
+	giant = append(giant, whole[nnrp.HeaderLen:nnrp.HeaderLen+32]...)
+	streams := func(n int, b []byte) func(*quic.Conn, *quic.Stream) {
+		return func(q *quic.Conn, _ *quic.Stream) {
+			for range n {
+				w, err := q.OpenUniStreamSync(ctx)
+				if err != nil {
+					return
+				}
+				_, _ = w.Write(b)
+			}
+			<-ctx.Done()
+		}
+	}
+	attack(true, streams(10000, whole[:1]))   // half-open
+	attack(true, streams(10000, giant))       // much announced, little sent
+	attack(true, streams(10000, whole[:200])) // stopped in the body
+	attack(true, streams(10000, make([]byte, 64)))
+	attack(false, streams(10000, whole))               // no hello
+	attack(false, func(_ *quic.Conn, c *quic.Stream) { // slow hello
+		for _, b := range whole {
+			if _, err := c.Write([]byte{b}); err != nil {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	})
+	attack(true, func(q *quic.Conn, c *quic.Stream) { // frames without end on one id, results never read
+		for id := uint32(1); ctx.Err() == nil; id++ {
+			w, err := q.OpenUniStreamSync(ctx)
+			if err != nil {
+				return
+			}
+			b, _ := tensor(noise(100)).Append(nil, nnrp.Header{SessionID: 1, FrameID: id})
+			_, _ = w.Write(b)
+			_ = w.Close()
+		}
+	})
+	attack(true, func(q *quic.Conn, c *quic.Stream) { // pings without end, pongs never read
+		b := (&nnrp.Header{Type: nnrp.MsgPing, SessionID: 1}).Append(nil)
+		for ctx.Err() == nil {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	})
+	deadline := time.Now().Add(4 * time.Second)
+	peak, n := uint64(0), 0
+	for time.Now().Before(deadline) {
+		exchange(t, good, noise(1000))
+		n++
+		if n%50 == 0 {
+			runtime.ReadMemStats(&after)
+			peak = max(peak, after.HeapAlloc)
+		}
+	}
+	t.Logf("%d results beside the attack, heap %d KiB → at most %d KiB", n, before.HeapAlloc>>10, peak>>10)
+	require.Greater(t, n, 20)
+	require.Less(t, peak, before.HeapAlloc+160<<20)
+	cancel()
+	wg.Wait()
+	require.NoError(t, good.Close(t.Context()))
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if n := s.h.sessions.Load(); n != 0 {
+			return errors.New("sessions are left")
+		}
+		return nil
+	})
+}
