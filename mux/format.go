@@ -112,7 +112,11 @@ func HoldsAudio(f Format, codec uint32) error {
 		case media.AAC, mp3:
 			return nil
 		}
-	case MKV, NUT:
+	case NUT: // it does not carry G.726's bits per sample
+		if codec != media.G726 {
+			return nil
+		}
+	case MKV:
 		return nil
 	case AnnexB:
 		return fmt.Errorf("%s is video alone", f)

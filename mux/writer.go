@@ -50,8 +50,8 @@ type Writer struct {
 	audio av.OutputStream
 	track [2]heldTrack
 
-	flushed  int64 // DTS of the packet that began what is not flushed yet
-	unflushd bool
+	flushed   int64 // DTS of the packet that began what is not flushed yet
+	unflushed bool
 }
 
 // heldTrack is a track of a Writer: the packet that waits for its duration.
@@ -134,7 +134,11 @@ func muxerOptions(o WriterOptions) (options, metadata map[string]string) {
 		}
 		add(map[string]string{"movflags": flags, "use_editlist": "0"})
 	case MP4:
-		add(map[string]string{"movflags": "+hybrid_fragmented+default_base_moof+frag_custom", "use_editlist": "1"})
+		// Without edit lists (this muxer gives them no length here) a track that begins late keeps its offset by a longer first
+		// sample, which make_zero asks for.
+		add(map[string]string{
+			"movflags": "+hybrid_fragmented+empty_moov+default_base_moof+frag_custom", "use_editlist": "0", "avoid_negative_ts": "make_zero",
+		})
 	case MKV:
 		if !o.Seek {
 			options["live"] = "1"
@@ -148,7 +152,9 @@ func muxerOptions(o WriterOptions) (options, metadata map[string]string) {
 		options["flvflags"] = "no_duration_filesize" // nothing can be patched
 		metadata = nil
 	case NUT:
-		options["write_index"] = "0" // it would grow without end
+		if !o.Seek {
+			options["write_index"] = "0" // it would grow without end
+		}
 		metadata = nil
 	}
 	return options, metadata
@@ -188,15 +194,15 @@ func (w *Writer) Write(track int, p media.Packet) error {
 // put hands a packet to the muxer, with the fragment in front of it flushed where one ends.
 func (w *Writer) put(track int, p media.Packet, duration int64) error {
 	key := track == VideoTrack && p.Flags&media.FlagKey != 0
-	if w.unflushd && track == VideoTrack && w.every > 0 {
+	if w.unflushed && track == VideoTrack && w.every > 0 {
 		if age := p.DTS - w.flushed; age >= w.every || key && age >= min(int64(minFlush), w.every) {
 			if err := w.Flush(); err != nil {
 				return err
 			}
 		}
 	}
-	if track == VideoTrack && !w.unflushd {
-		w.flushed, w.unflushd = p.DTS, true
+	if track == VideoTrack && !w.unflushed {
+		w.flushed, w.unflushed = p.DTS, true
 	}
 	err := w.out.Write(av.OutputPacket{
 		Stream: track, PTS: p.PTS - w.o.Start, DTS: p.DTS - w.o.Start, Duration: duration,
@@ -208,9 +214,12 @@ func (w *Writer) put(track int, p media.Packet, duration int64) error {
 	return err
 }
 
+// HasAudio says whether the output has an audio track.
+func (w *Writer) HasAudio() bool { return w.out != nil && w.o.Audio != nil }
+
 // Flush ends the fragment or cluster and passes all that was handed to the muxer to Out.
 func (w *Writer) Flush() error {
-	w.unflushd = false
+	w.unflushed = false
 	if w.out != nil {
 		if err := w.out.Flush(); err != nil {
 			return err
@@ -275,6 +284,12 @@ func (w *Writer) Close() {
 		w.out.Close()
 		w.out = nil
 		w.o.Out = nil
+	}
+}
+
+func (w *Writer) closeIfOpen() {
+	if w != nil {
+		w.Close()
 	}
 }
 

@@ -159,7 +159,7 @@ func (t *inputTrack) packet(pkt *astiav.Packet) (p media.Packet, changed, ok boo
 			return t.adtsPacket(p, data)
 		}
 	}
-	if t.Kind == media.Video && (t.CodecID == media.MJPEG || pkt.Flags().Has(astiav.PacketFlagKey)) {
+	if t.Kind == media.Audio || t.CodecID == media.MJPEG || pkt.Flags().Has(astiav.PacketFlagKey) {
 		p.Flags |= media.FlagKey
 	}
 	p.Data = data
@@ -247,6 +247,7 @@ func (t *inputTrack) adtsPacket(p media.Packet, data []byte) (_ media.Packet, ch
 	if !bytes.Equal(config, t.Extradata) {
 		t.Extradata, changed = config, true
 	}
+	p.Flags |= media.FlagKey
 	p.Data = data[min(n, len(data)):]
 	return p, changed, len(p.Data) > 0
 }

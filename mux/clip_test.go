@@ -1,0 +1,262 @@
+package mux
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/internal/bitstream"
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// stream is a clip in memory: its packets in the order they were read.
+type stream struct {
+	video   media.Track
+	audio   *media.Track
+	packets []packet
+}
+
+type packet struct {
+	track int
+	media.Packet
+}
+
+func (s *stream) Tracks(tracks []media.Track) error {
+	for _, t := range tracks {
+		if t.Kind == media.Video {
+			s.video = t
+		} else {
+			s.audio = &t
+		}
+	}
+	return nil
+}
+
+func (s *stream) Packet(i int, p media.Packet) error {
+	p.Data = bytes.Clone(p.Data)
+	s.packets = append(s.packets, packet{i, p})
+	return nil
+}
+
+// epoch is when clips begin: their times are known to the ns.
+var epoch = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC).UnixNano()
+
+var clips struct {
+	sync.Mutex
+	dir string
+	m   map[string]*stream
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if clips.dir != "" {
+		os.RemoveAll(clips.dir)
+	}
+	os.Exit(code)
+}
+
+// clip encodes (once) duration seconds of a test picture of the size, and a tone, with the given codec arguments, and reads it.
+func clip(t *testing.T, size string, seconds int, args ...string) *stream {
+	t.Helper()
+	clips.Lock()
+	defer clips.Unlock()
+	name := size + strconv.Itoa(seconds) + strings.Join(args, " ")
+	if s, ok := clips.m[name]; ok {
+		return s.clone()
+	}
+	if clips.m == nil {
+		clips.m = map[string]*stream{}
+		var err error
+		clips.dir, err = os.MkdirTemp("", "mux-clips-")
+		require.NoError(t, err)
+	}
+	file := filepath.Join(clips.dir, strconv.Itoa(len(clips.m))+".mkv")
+	a := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc=rate=25:size=" + size, "-f", "lavfi", "-i", "sine=frequency=440:sample_rate=48000",
+		"-t", strconv.Itoa(seconds), "-pix_fmt", "yuv420p", "-map", "0:v"}, args...)
+	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), append(a, file)...).CombinedOutput()
+	require.NoError(t, err, string(out))
+	s := &stream{}
+	require.NoError(t, av.NewInput(av.InputOptions{URL: file}).Run(t.Context(), s))
+	first := s.of(VideoTrack)[0]
+	kept := s.packets[:0]
+	for _, p := range s.packets {
+		if p.PTS >= first.PTS { // audio encoders begin a frame early
+			p.PTS += epoch - first.DTS
+			p.DTS += epoch - first.DTS
+			kept = append(kept, p)
+		}
+	}
+	s.packets = kept
+	clips.m[name] = s
+	return s.clone()
+}
+
+func (s *stream) clone() *stream {
+	c := *s
+	c.packets = append([]packet(nil), s.packets...)
+	return &c
+}
+
+// shifted returns the packets d later.
+func (s *stream) shifted(d time.Duration) []packet {
+	ps := append([]packet(nil), s.packets...)
+	for i := range ps {
+		ps[i].PTS += int64(d)
+		ps[i].DTS += int64(d)
+	}
+	return ps
+}
+
+func (s *stream) of(track int) (ps []packet) {
+	for _, p := range s.packets {
+		if p.track == track {
+			ps = append(ps, p)
+		}
+	}
+	return ps
+}
+
+var (
+	x264     = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "0", "-x264-params", "scenecut=0"}
+	x264b    = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "2", "-x264-params", "scenecut=0"}
+	x265     = []string{"-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:info=0:keyint=25:bframes=2:scenecut=0"}
+	mjpeg    = []string{"-c:v", "mjpeg", "-pix_fmt", "yuvj420p"}
+	withAAC  = []string{"-map", "1:a", "-c:a", "aac"}
+	withOpus = []string{"-map", "1:a", "-c:a", "libopus"}
+	withG711 = []string{"-map", "1:a", "-ar", "8000", "-c:a", "pcm_mulaw"}
+	withG726 = []string{"-map", "1:a", "-ar", "8000", "-c:a", "g726"}
+)
+
+func args(parts ...[]string) (a []string) {
+	for _, p := range parts {
+		a = append(a, p...)
+	}
+	return a
+}
+
+// probed is what ffprobe says of a file.
+type probed struct {
+	Streams []struct {
+		CodecName string `json:"codec_name"`
+		CodecType string `json:"codec_type"`
+		Tag       string `json:"codec_tag_string"`
+		Width     int    `json:"width"`
+		Height    int    `json:"height"`
+	} `json:"streams"`
+	Packets []struct {
+		Kind     string `json:"codec_type"`
+		PTS      string `json:"pts_time"`
+		DTS      string `json:"dts_time"`
+		Duration string `json:"duration_time"`
+		Flags    string `json:"flags"`
+		Size     string `json:"size"`
+	} `json:"packets"`
+}
+
+func probe(t *testing.T, file string) (p probed) {
+	t.Helper()
+	cmd := exec.Command(testenv.NeedTool(t, "ffprobe"), "-v", "error", "-show_streams", "-show_packets", "-of", "json", file)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, stderr.String())
+	if !strings.HasSuffix(file, ".nut") { // it misses its index, which streams have not
+		require.Empty(t, stderr.String(), file)
+	}
+	require.NoError(t, json.Unmarshal(out, &p))
+	return p
+}
+
+func seconds(t *testing.T, s string) float64 {
+	t.Helper()
+	v, err := strconv.ParseFloat(s, 64)
+	require.NoError(t, err)
+	return v
+}
+
+// track returns the times of one kind of packets.
+func (p *probed) track(t *testing.T, kind string) (pts, dts []float64, keys []bool) {
+	t.Helper()
+	for _, q := range p.Packets {
+		if q.Kind == kind {
+			pts = append(pts, seconds(t, q.PTS))
+			if q.DTS != "" { // Matroska has none
+				dts = append(dts, seconds(t, q.DTS))
+			}
+			keys = append(keys, strings.HasPrefix(q.Flags, "K"))
+		}
+	}
+	return pts, dts, keys
+}
+
+// checkPlayable decodes all of a file without a complaint, and checks that it begins with a keyframe and that time never steps
+// back.
+func checkPlayable(t *testing.T, file string) probed {
+	t.Helper()
+	cmd := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-xerror", "-i", "-", "-f", "null", "-")
+	if strings.Contains(file, ".mp4") {
+		cmd.Args[5] = file // its index stands at the end: not for a pipe
+	} else {
+		in, err := os.Open(file)
+		require.NoError(t, err)
+		defer in.Close()
+		cmd.Stdin = in
+	}
+	cmd.Args = append(cmd.Args[:1], append([]string{"-threads", "1"}, cmd.Args[1:]...)...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s: %s", file, out)
+	require.Empty(t, string(out), file)
+	p := probe(t, file)
+	for _, kind := range []string{"video", "audio"} {
+		_, dts, keys := p.track(t, kind)
+		if kind == "video" {
+			require.NotEmpty(t, keys, file)
+			require.True(t, keys[0], "%s does not begin with a keyframe", file)
+		}
+		for i := 1; i < len(dts); i++ {
+			require.Greater(t, dts[i], dts[i-1], "%s: %s dts of packet %d", file, kind, i)
+		}
+	}
+	return p
+}
+
+// frames returns the NAL units (JPEGs) in a file without parameter sets and delimiters, read back by ffmpeg.
+func frames(t *testing.T, file string, codec uint32) (units [][]byte) {
+	t.Helper()
+	format := map[uint32]string{media.H264: "h264", media.HEVC: "hevc", media.MJPEG: "mjpeg"}[codec]
+	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-i", file, "-map", "0:v", "-c", "copy", "-f", format, "-").Output()
+	require.NoError(t, err)
+	return split(codec, out)
+}
+
+func split(codec uint32, b []byte) (units [][]byte) {
+	if codec == media.MJPEG {
+		return [][]byte{b}
+	}
+	for nal := range bitstream.NALs(b) {
+		if c := bitstream.Classify(codec, nal); !c.ParamSet && !c.AUD {
+			units = append(units, bytes.Clone(nal))
+		}
+	}
+	return units
+}
+
+func joined(ps []packet) (b []byte) {
+	for _, p := range ps {
+		if p.track == VideoTrack {
+			b = append(b, p.Data...)
+		}
+	}
+	return b
+}

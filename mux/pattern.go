@@ -1,0 +1,121 @@
+package mux
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Pattern is a file name with strftime conversions and %{key}.
+type Pattern struct {
+	text, key string
+}
+
+// conversions are strftime's, in Go's layout language; what a layout cannot say stands in expand.
+var conversions = map[byte]string{
+	'Y': "2006", 'm': "01", 'd': "02", 'H': "15", 'M': "04", 'S': "05", 'y': "06", 'I': "03", 'p': "PM", 'b': "Jan", 'B': "January",
+	'a': "Mon", 'A': "Monday", 'j': "002", 'z': "-0700", 'Z': "MST", 'e': "_2", 'F': "2006-01-02", 'T': "15:04:05", 'R': "15:04", 'D': "01/02/06",
+}
+
+// maxNameTries bounds the search for a name that is free.
+const maxNameTries = 100000
+
+// ParsePattern checks a pattern. Besides strftime's conversions it knows %{key}, %s (Unix seconds), %f (milliseconds) and %%.
+func ParsePattern(text, key string) (*Pattern, error) {
+	p := &Pattern{text: text, key: key}
+	if text == "" || strings.HasSuffix(text, "/") {
+		return nil, fmt.Errorf("pattern %q: it names no file", text)
+	}
+	_, err := p.expand(time.Now())
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Pattern) expand(t time.Time) (string, error) {
+	var b strings.Builder
+	for rest := p.text; rest != ""; {
+		i := strings.IndexByte(rest, '%')
+		if i < 0 || i == len(rest)-1 {
+			if i >= 0 {
+				return "", fmt.Errorf("pattern %q ends in %%; a percent sign is %%%%", p.text)
+			}
+			b.WriteString(rest)
+			break
+		}
+		b.WriteString(rest[:i])
+		c := rest[i+1]
+		rest = rest[i+2:]
+		switch {
+		case c == '%':
+			b.WriteByte('%')
+		case c == 's':
+			fmt.Fprintf(&b, "%d", t.Unix())
+		case c == 'f':
+			fmt.Fprintf(&b, "%03d", t.Nanosecond()/1e6)
+		case c == '{' && strings.HasPrefix(rest, "key}"):
+			b.WriteString(p.key)
+			rest = rest[len("key}"):]
+		case conversions[c] != "":
+			b.WriteString(t.Format(conversions[c]))
+		default:
+			return "", fmt.Errorf("pattern %q: %%%c is not known", p.text, c)
+		}
+	}
+	return b.String(), nil
+}
+
+// Create makes the file of a segment that begins at t (local time names it), and the folders above it. A file that exists is
+// never touched: the new one gets a number in front of its extension. The file is locked (flock) as long as it is open, by
+// which others tell a file that is being written.
+func (p *Pattern) Create(t time.Time) (*os.File, error) {
+	path, err := p.expand(t.Local())
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return nil, fmt.Errorf("create recording: %w", err)
+	}
+	ext := filepath.Ext(path)
+	stem := strings.TrimSuffix(path, ext)
+	for n := 1; n <= maxNameTries; n++ {
+		if n > 1 {
+			path = fmt.Sprintf("%s-%d%s", stem, n, ext)
+		}
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("create recording: %w", err)
+		}
+		lock(f)
+		return f, nil
+	}
+	return nil, fmt.Errorf("create recording: %s and %d numbered names after it exist", path, maxNameTries)
+}
+
+// lock is advice to others: a file system without locks records as well.
+func lock(f *os.File) {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = c.Control(func(fd uintptr) { _ = syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB) })
+}
+
+// syncDir makes the names in a folder survive a loss of power.
+func syncDir(path string) error {
+	d, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

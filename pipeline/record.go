@@ -1,0 +1,232 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// RecordOptions describe a recording. Key and Out must be set.
+type RecordOptions struct {
+	RuntimeDir string
+	Key        string
+	Out        string        // file name with strftime conversions and %{key}
+	Format     mux.Format    // "" = fmp4
+	Segment    time.Duration // length of a file; 0 = one file
+	Pre        time.Duration // begin so far in the past, as far as the ring still holds it; 0 = at the newest keyframe
+	Duration   time.Duration // stop after so much; 0 = until the context is done
+	WaitForKey time.Duration // see SubscribeOptions
+	Fsync      mux.Fsync     // "" = never
+	NoAudio    bool
+	Started    func(path string, start time.Time) // a file was opened
+	Done       func(mux.Segment)                  // a file is finished
+	Progress   func(RecordProgress)               // about once a second while packets come
+	Logger     *slog.Logger
+}
+
+// RecordProgress is where a recording stands.
+type RecordProgress struct {
+	Packets, Bytes, Lost uint64
+	Time                 time.Time // of the newest packet
+	Recorded             time.Duration
+}
+
+// wallSlack is how much longer than Duration a recording may take by the clock on the wall when the camera falls silent.
+const wallSlack = 5 * time.Second
+
+// Record writes a key's packets, and its audio, into files until Duration is over (nil) or ctx is done (ctx's error); the open
+// file is finished in both cases. It stays when publishers come and go, and when the disk cannot take the files: it goes on
+// reading, and records again as soon as a file can be opened.
+//
+// The disk is written in the goroutine that reads: the ring is the queue. A disk that is slow for longer than the ring holds
+// costs packets, which the ring counts, and never memory.
+func Record(ctx context.Context, o RecordOptions) error {
+	r := &recorder{o: o, log: o.Logger}
+	if r.log == nil {
+		r.log = slog.New(slog.DiscardHandler)
+	}
+	r.log = r.log.With("key", o.Key)
+	if r.o.Format == "" {
+		r.o.Format = mux.FMP4
+	}
+	pattern, err := mux.ParsePattern(o.Out, o.Key)
+	if err != nil {
+		return err
+	}
+	start := StartLive
+	if o.Pre > 0 {
+		start = StartAt(time.Now().Add(-o.Pre))
+	}
+	in, err := newInterleaver(ctx, interleaverOptions{
+		SubscribeOptions: SubscribeOptions{
+			RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "record", Start: start, WaitForKey: o.WaitForKey, Logger: o.Logger,
+		},
+		NoAudio: o.NoAudio,
+	})
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	r.segmenter = mux.NewSegmenter(mux.SegmenterOptions{
+		Format: r.o.Format, Length: o.Segment, Fsync: o.Fsync, Done: r.done, Started: r.started,
+		Create: func(t time.Time) (mux.File, error) { return pattern.Create(t) },
+	}, media.Track{}, nil)
+	err = r.run(ctx, in)
+	if cerr := r.segmenter.Close(); cerr != nil {
+		err = errors.Join(err, fmt.Errorf("record %s: %w", o.Key, cerr))
+	}
+	return err
+}
+
+type recorder struct {
+	o         RecordOptions
+	log       *slog.Logger
+	segmenter *mux.Segmenter
+	video     media.Track
+	audio     *media.Track
+	described bool // the video is known
+
+	failing   bool // the disk does not take the files
+	told      time.Time
+	files     int
+	begin     int64 // DTS of the first packet
+	newest    int64
+	progress  RecordProgress
+	progessed time.Time
+}
+
+func (r *recorder) run(ctx context.Context, in *interleaver) error {
+	wait := ctx
+	if r.o.Duration > 0 {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithTimeout(ctx, r.o.Duration+wallSlack)
+		defer cancel()
+	}
+	for {
+		it, err := in.next(wait)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil && wait.Err() != nil:
+			if r.progress.Packets == 0 {
+				return fmt.Errorf("record %s: no packet came: %w", r.o.Key, os.ErrDeadlineExceeded)
+			}
+			r.log.Warn("the camera fell silent before the recording was complete")
+			return nil
+		case err != nil:
+			return err
+		}
+		if it.Info != nil {
+			r.describe(it.Track, *it.Info)
+		}
+		if it.Lost > 0 {
+			r.log.Warn("packets were lost: the ring had moved on", "track", media.Kind(it.Track), "lost", it.Lost)
+			if it.Track == videoTrack {
+				r.segmenter.Lost(it.Lost)
+				r.progress.Lost += it.Lost
+			}
+		}
+		if r.over(it) {
+			return nil
+		}
+		if err := r.write(it); err != nil {
+			return err
+		}
+	}
+}
+
+// over says whether the recording has lasted its Duration in front of this packet.
+func (r *recorder) over(it item) bool {
+	if it.Track != videoTrack {
+		return r.o.Duration > 0 && r.begin != 0 && it.PTS >= r.begin+int64(r.o.Duration) && it.PTS < r.newest+int64(time.Minute)
+	}
+	if r.begin == 0 || it.DTS < r.begin { // the clock was set back
+		r.begin = it.DTS
+	}
+	r.newest = it.DTS
+	return r.o.Duration > 0 && it.DTS >= r.begin+int64(r.o.Duration)
+}
+
+func (r *recorder) write(it item) error {
+	if !r.described {
+		return nil
+	}
+	err := r.segmenter.Write(it.Track, mediaPacket(it.Packet))
+	if err != nil {
+		return r.failed(err)
+	}
+	if it.Track != videoTrack {
+		return nil
+	}
+	r.progress.Packets++
+	r.progress.Bytes += uint64(len(it.Data))
+	if r.o.Progress != nil {
+		if now := time.Now(); now.Sub(r.progessed) >= time.Second {
+			r.progessed = now
+			r.progress.Time = time.Unix(0, it.PTS)
+			r.progress.Recorded = time.Duration(it.DTS - r.begin)
+			r.o.Progress(r.progress)
+		}
+	}
+	return nil
+}
+
+// tellAgain is how often a failure that lasts is logged.
+const tellAgain = time.Minute
+
+// failed decides about an error of the segmenter: what the disk does to a recording that runs is waited out, what is wrong from
+// the start ends it.
+func (r *recorder) failed(err error) error {
+	var w *mux.WriteError
+	if !errors.As(err, &w) || r.files == 0 && !full(err) {
+		return fmt.Errorf("record %s: %w", r.o.Key, err)
+	}
+	if now := time.Now(); !r.failing || now.Sub(r.told) >= tellAgain {
+		r.failing, r.told = true, now
+		r.log.Error("the recording cannot be written; it goes on by itself as soon as it can", "error", err, "retry_in", w.Retry)
+	}
+	return nil
+}
+
+func (r *recorder) started(path string, start time.Time) {
+	r.files++
+	if r.failing {
+		r.failing = false
+		r.log.Info("the recording goes on", "path", path)
+	}
+	r.log.Debug("file opened", "path", path, "start", start)
+	if r.o.Started != nil {
+		r.o.Started(path, start)
+	}
+}
+
+func (r *recorder) done(s mux.Segment) {
+	if r.o.Done != nil {
+		r.o.Done(s)
+	}
+}
+
+// describe takes over what a ring says about its stream.
+func (r *recorder) describe(track int, info packetring.Info) {
+	t := trackOf(info)
+	if track == videoTrack {
+		r.video, r.described = t, true
+	} else if err := mux.HoldsAudio(r.o.Format, t.CodecID); err != nil {
+		if r.audio == nil {
+			r.log.Warn("recording without audio", "reason", err)
+		}
+		r.audio = nil
+	} else {
+		r.audio = &t
+	}
+	if r.described {
+		r.segmenter.SetTracks(r.video, r.audio)
+	}
+}
