@@ -57,6 +57,8 @@ func newRootCommand() *cobra.Command {
 		newDoctorCommand(o),
 		newInspectCommand(o),
 		newLsCommand(o),
+		newPacketsCommand(o),
+		newRecordCommand(o),
 		newTestcamCommand(o),
 		newRelayCommand(o),
 	)

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+func newRecordCommand(o *globalOptions) *cobra.Command {
+	r := pipeline.RecordOptions{}
+	var format, fsync string
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "record KEY --out PATTERN",
+		Short: "Record a camera into files",
+		Long: `Record writes the packets of KEY, and of KEY-audio where there is one, into files: nothing is decoded.
+
+PATTERN is the name of a file with strftime conversions (local time of the first picture; %f is milliseconds, %s Unix
+seconds) and %{key}. Missing folders are made, and a file that exists is never overwritten: the new one gets a number
+("-2") in front of its extension. The file that is being written has its final name, is locked (flock) and can be played;
+it is complete when it is reported.
+
+A file begins at a keyframe. The next one begins at the first keyframe after --segment, after a gap, and when the size or the
+codec of the pictures changes. The recording stays when the publisher or the disk goes away, and goes on when it is back.
+
+fmp4 and mkv can be played at any moment and lose at most the second in flight when the power fails or the process is killed;
+so does ts. mp4 is fragmented as well while it is written, and gets an ordinary index at its end. G.711 and L16 in MP4 are
+stored as they are, in MP4's QuickTime flavour. Audio that the format cannot hold is left out, with a warning.
+
+--fsync says when data is forced to the disk: with "fragment" a loss of power costs the second in flight; "segment" does it
+when a file is finished; with "never" (the default) the kernel writes within about 30 s. A killed process costs the
+second in flight in all three.` + "\n" + exitStatusHelp,
+		Example: `  cfpipe record cam1 --out '/video/%{key}/%Y-%m-%d/%H-%M-%S.mp4' --segment 60s
+  cfpipe record cam1 --out event.mp4 --segment 0 --pre 10s --duration 30s
+  cfpipe record cam1 --out '%{key}-%s.mkv' --format mkv --json | jq .path`,
+		Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			var err error
+			if r.Format, err = mux.ParseFormat(format); err != nil {
+				return usageError{err}
+			}
+			if r.Format == mux.AnnexB || r.Format == mux.NUT || r.Format == mux.FLV {
+				return usageError{fmt.Errorf("--format %s: a recording is fmp4, mkv, ts or mp4", format)}
+			}
+			switch r.Fsync = mux.Fsync(fsync); r.Fsync {
+			case mux.FsyncFragment, mux.FsyncSegment, mux.FsyncNever:
+			default:
+				return usageError{fmt.Errorf("--fsync %q: want fragment, segment or never", fsync)}
+			}
+			if r.Out == "" {
+				return usageError{fmt.Errorf("--out is missing (see %s --help)", cmd.CommandPath())}
+			}
+			if _, err := mux.ParsePattern(r.Out, a[0]); err != nil {
+				return usageError{fmt.Errorf("--out: %w", err)}
+			}
+			if r.Segment < 0 || r.Pre < 0 || r.Duration < 0 {
+				return usageError{fmt.Errorf("a duration is negative")}
+			}
+			r.RuntimeDir, r.Key, r.Logger = o.RuntimeDir, a[0], o.Logger
+			av.SetLogger(o.Logger)
+			tuneMemory()
+			status := newStatusLine(os.Stderr)
+			r.Progress = func(p pipeline.RecordProgress) {
+				status.show(fmt.Sprintf("%s  %s  %d access units  %.1f MB  %d lost", r.Key, p.Recorded.Round(time.Second), p.Packets,
+					float64(p.Bytes)/1e6, p.Lost))
+			}
+			if !status.on {
+				r.Progress = nil
+			}
+			r.Done = func(s mux.Segment) {
+				status.clear()
+				if asJSON {
+					_ = json.NewEncoder(cmd.OutOrStdout()).Encode(newSegmentLine(s))
+					return
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s  %s  %d access units%s\n", s.Path, s.Duration().Round(time.Millisecond), s.Packets, segmentNotes(s))
+			}
+			err = pipeline.Record(cmd.Context(), r)
+			status.clear()
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&r.Out, "out", "o", "", "name of the files: strftime conversions and %{key}")
+	f.StringVarP(&format, "format", "f", string(mux.FMP4), "fmp4, mkv, ts or mp4")
+	f.DurationVar(&r.Segment, "segment", time.Minute, "length of a file; 0 = one file")
+	f.DurationVar(&r.Pre, "pre", 0, "begin so far in the past, as far as the ring still holds it")
+	f.DurationVar(&r.Duration, "duration", 0, "stop after so much; 0 = when stopped")
+	f.DurationVar(&r.WaitForKey, "wait", 0, "how long to wait for KEY to be published; negative = for ever")
+	f.StringVar(&fsync, "fsync", string(mux.FsyncNever), "fragment, segment or never")
+	f.BoolVar(&r.NoAudio, "no-audio", false, "leave KEY-audio out")
+	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")
+	return c
+}
+
+// segmentLine is the JSON line of a finished file.
+type segmentLine struct {
+	Path          string    `json:"path"`
+	Start         time.Time `json:"start"`
+	End           time.Time `json:"end"`
+	Duration      float64   `json:"duration"` // seconds
+	Packets       int       `json:"packets"`  // access units of video
+	AudioPackets  int       `json:"audio_packets"`
+	Lost          uint64    `json:"lost"`
+	Keyframes     int       `json:"keyframes"`
+	Bytes         int64     `json:"bytes"`
+	Discontinuous bool      `json:"discontinuous"` // a gap in front of it
+	Error         string    `json:"error,omitempty"`
+}
+
+func newSegmentLine(s mux.Segment) segmentLine {
+	l := segmentLine{
+		Path: s.Path, Start: s.Start, End: s.End, Duration: s.Duration().Seconds(), Packets: s.Packets, AudioPackets: s.AudioPackets,
+		Lost: s.Lost, Keyframes: s.Keyframes, Bytes: s.Bytes, Discontinuous: s.Discontinuous,
+	}
+	if s.Err != nil {
+		l.Error = s.Err.Error()
+	}
+	return l
+}
+
+func segmentNotes(s mux.Segment) string {
+	var b strings.Builder
+	if s.Lost > 0 {
+		fmt.Fprintf(&b, ", %d lost", s.Lost)
+	}
+	if s.Discontinuous {
+		b.WriteString(", after a gap")
+	}
+	if s.Err != nil {
+		fmt.Fprintf(&b, ", ended early: %v", s.Err)
+	}
+	return b.String()
+}
