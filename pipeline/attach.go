@@ -74,14 +74,15 @@ func (s *Subscription) attach(ctx context.Context, left *attachment) (*attachmen
 
 // connect makes the first attachment.
 func (s *Subscription) connect(ctx context.Context) (*attachment, error) {
+	waiting := ctx
 	if s.o.WaitForKey > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.o.WaitForKey, errWaited)
+		waiting, cancel = context.WithTimeout(ctx, s.o.WaitForKey)
 		defer cancel()
 	}
-	a, err := s.attach(ctx, nil)
-	if err != nil && s.o.WaitForKey != 0 {
-		a, err = s.await(ctx, nil, err)
+	a, err := s.attach(ctx, nil) // one attempt in any case, so that there is an error to tell
+	if err != nil && s.o.WaitForKey != 0 && ctx.Err() == nil {
+		a, err = s.await(ctx, waiting, err)
 	}
 	var none *NoKeyError
 	if errors.As(err, &none) {
@@ -90,12 +91,9 @@ func (s *Subscription) connect(ctx context.Context) (*attachment, error) {
 	return a, err
 }
 
-// errWaited ends the wait of SubscribeOptions.WaitForKey.
-var errWaited = errors.New("waited long enough")
-
-// await attaches as soon as there is a publisher. It returns last, the error of the attempt before, when the time to wait is
-// over, and the context's error when the caller has had enough.
-func (s *Subscription) await(ctx context.Context, left *attachment, last error) (*attachment, error) {
+// await attaches as soon as there is a publisher. When waiting ends first it returns last, the error of the attempt before; when ctx
+// ends, its error.
+func (s *Subscription) await(ctx, waiting context.Context, last error) (*attachment, error) {
 	var appeared <-chan struct{}
 	if w, err := shm.WatchFor(framering.SocketPath(s.o.RuntimeDir, s.o.Key)); err == nil {
 		defer w.Close()
@@ -111,21 +109,19 @@ func (s *Subscription) await(ctx context.Context, left *attachment, last error) 
 			pause = min(2*pause, lastPause)
 		case <-appeared:
 			pause = firstPause
-		case <-ctx.Done():
-			if context.Cause(ctx) == errWaited {
-				return nil, last
+		case <-waiting.Done():
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
 			}
-			return nil, ctx.Err()
+			return nil, last
 		}
-		a, err := s.attach(ctx, left)
+		a, err := s.attach(ctx, nil)
 		if err == nil {
 			return a, nil
 		}
-		if ctx.Err() == nil {
-			if last = err; !errors.Is(err, os.ErrNotExist) && err.Error() != told {
-				told = err.Error()
-				s.log.Warn("the publisher cannot be read yet", "error", err)
-			}
+		if last = err; ctx.Err() == nil && !errors.Is(err, os.ErrNotExist) && err.Error() != told {
+			told = err.Error()
+			s.log.Warn("the publisher cannot be read yet", "error", err)
 		}
 		timer.Reset(pause)
 	}
@@ -207,7 +203,7 @@ func (s *Subscription) reconnect(ctx context.Context) error {
 	actx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
-	a, err := s.await(actx, nil, nil)
+	a, err := s.await(actx, actx, nil)
 	switch {
 	case ctx.Err() != nil:
 		err = ctx.Err()
