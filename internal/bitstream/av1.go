@@ -57,7 +57,7 @@ func parseOBU(b []byte) (OBU, int) {
 	o.Header = b[:n]
 	size := len(b) - n
 	if b[0]&2 != 0 { // obu_has_size_field
-		v, used := leb128(b[n:])
+		v, used := LEB128(b[n:])
 		if used == 0 || v > uint64(len(b)-n-used) {
 			return OBU{}, 0
 		}
@@ -69,7 +69,8 @@ func parseOBU(b []byte) (OBU, int) {
 	return o, n + size
 }
 
-func leb128(b []byte) (v uint64, n int) {
+// LEB128 reads a little-endian base 128 number and returns how many bytes it took, 0 when it is malformed.
+func LEB128(b []byte) (v uint64, n int) {
 	for i := 0; i < 8 && i < len(b); i++ {
 		v |= uint64(b[i]&0x7F) << (7 * i)
 		if b[i]&0x80 == 0 {

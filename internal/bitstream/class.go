@@ -131,10 +131,10 @@ func Inspect(codec uint32, au []byte) Info {
 			info.Key = info.Key || c.IRAP
 			info.IDR = info.IDR || c.IDR
 			if recovery && !c.IRAP {
-				intra = intra && h264IntraSlice(nal)
+				intra = intra && IntraSlice(nal)
 			}
 		case codec == media.H264 && !info.Slice && H264Type(nal) == H264SEI:
-			recovery = recovery || h264RecoveryPoint(nal)
+			recovery = recovery || RecoveryPoint(nal)
 		}
 	}
 	if recovery && intra && info.Slice {
@@ -154,8 +154,8 @@ func IsKey(codec uint32, data []byte) bool {
 	return true // MJPEG: every picture stands alone
 }
 
-// h264IntraSlice reads slice_type: 2 and 7 are I, 4 and 9 SI.
-func h264IntraSlice(nal []byte) bool {
+// IntraSlice reads the slice_type of an H.264 slice: 2 and 7 are I, 4 and 9 SI.
+func IntraSlice(nal []byte) bool {
 	if t := H264Type(nal); t != H264Slice && t != H264PartitionA {
 		return true // partitions B and C and extensions follow what partition A said
 	}
@@ -168,9 +168,9 @@ func h264IntraSlice(nal []byte) bool {
 	return false
 }
 
-// h264RecoveryPoint looks for a recovery point message (type 6) with recovery_frame_cnt 0.
-func h264RecoveryPoint(nal []byte) bool {
-	b := nal[1:]
+// RecoveryPoint looks in an H.264 SEI for a recovery point message (type 6) with recovery_frame_cnt 0.
+func RecoveryPoint(nal []byte) bool {
+	b := nal[min(1, len(nal)):]
 	for len(b) > 2 {
 		typ, size := 0, 0
 		for len(b) > 0 && b[0] == 0xFF {
