@@ -6,6 +6,8 @@ import (
 	"github.com/bluenviron/mediacommon/v2/pkg/codecs/mpeg4audio"
 )
 
+type aacConfig = mpeg4audio.AudioSpecificConfig
+
 // plainAudio hands on each payload as it is: Opus, G.711, L16, and G.726 in the order of bits that FFmpeg's decoder reads.
 type plainAudio struct {
 	out  func(unit)
@@ -85,7 +87,7 @@ func newAAC(f *rtpFormat, out func(unit)) *aacDepacketizer {
 }
 
 // aacStep is the length of a frame in RTP ticks. The RTP clock may be that of the SBR output, twice the core's.
-func aacStep(c *mpeg4audio.AudioSpecificConfig, clockRate int) uint32 {
+func aacStep(c *aacConfig, clockRate int) uint32 {
 	samples := 1024
 	if c == nil || c.SampleRate <= 0 {
 		return uint32(samples)
@@ -178,7 +180,7 @@ type latmDepacketizer struct {
 	config *mpeg4audio.StreamMuxConfig
 	clock  int
 	out    func(unit)
-	learn  func(*mpeg4audio.AudioSpecificConfig)
+	learn  func(*aacConfig)
 	buf    []byte
 	u      unit
 	gap    bool
@@ -216,7 +218,7 @@ func (a *latmDepacketizer) packet(p *rtpPacket, lost bool) {
 			a.learn(a.config.Programs[0].Layers[0].AudioSpecificConfig)
 		}
 	}
-	var c *mpeg4audio.AudioSpecificConfig
+	var c *aacConfig
 	if len(a.config.Programs) > 0 && len(a.config.Programs[0].Layers) > 0 {
 		c = a.config.Programs[0].Layers[0].AudioSpecificConfig
 	}

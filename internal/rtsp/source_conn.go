@@ -84,6 +84,10 @@ type frameFunc func(channel int, payload []byte) error
 func (c *clientConn) send(method, uri string, header ...string) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.sendLocked(method, uri, header...)
+}
+
+func (c *clientConn) sendLocked(method, uri string, header ...string) (int, error) {
 	c.cseq++
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s RTSP/1.0\r\nCSeq: %d\r\nUser-Agent: %s\r\n", method, uri, c.cseq, c.agent)
@@ -277,12 +281,12 @@ func (c *clientConn) sendAsync(method, uri string, header ...string) error {
 }
 
 func (c *clientConn) sendTracked(s sent, header ...string) error {
-	cseq, err := c.send(s.method, s.uri, header...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cseq, err := c.sendLocked(s.method, s.uri, header...)
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.pending == nil || len(c.pending) > 16 { // a server that answers none
 		c.pending = map[int]sent{}
 	}

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/bluenviron/mediacommon/v2/pkg/codecs/mpeg4audio"
-
 	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/clock"
 	"github.com/cfpipe/cfpipe/internal/media"
@@ -266,7 +264,7 @@ func (t *feedTrack) keyframe(data []byte) (changed bool, err error) {
 	return changed, nil
 }
 
-func (t *feedTrack) learnAAC(c *mpeg4audio.AudioSpecificConfig) {
+func (t *feedTrack) learnAAC(c *aacConfig) {
 	b, err := c.Marshal()
 	track := &t.feed.desc[t.index]
 	if err != nil || bytes.Equal(b, track.Extradata) || t.feed.err != nil {

@@ -27,6 +27,7 @@ type unit struct {
 	corrupt bool // parts of it are missing
 	gap     bool // something in front of it is missing
 	sets    bool // H.264, H.265: it holds parameter sets
+	bare    bool // ... and no picture: to learn from, not to hand on
 }
 
 // depacketizer turns the payloads of one RTP stream into units. lost says that packets are missing in front of this one.

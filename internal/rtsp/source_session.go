@@ -28,6 +28,7 @@ type clientSession struct {
 	base string // URI of the whole session
 
 	options  map[string]bool // methods that the server names
+	noGet    bool            // GET_PARAMETER was refused; of conn.mu
 	timeout  time.Duration   // of the session at the server
 	media    []*sessionMedia
 	feed     *feed
@@ -35,6 +36,7 @@ type clientSession struct {
 
 	stopOnce sync.Once
 	stopping atomic.Bool
+	tornDown bool // the answer to TEARDOWN has come; of the connection's reader
 	failure  atomic.Pointer[error]
 	ssrc     uint32
 	wg       sync.WaitGroup
@@ -63,6 +65,7 @@ func newClientSession(s *Source, url address, nc net.Conn) *clientSession {
 func (ss *clientSession) run(ctx context.Context, sink media.Sink) (redirect string, err error) {
 	defer func() {
 		ss.stop()
+		ss.drain()
 		ss.conn.nc.Close()
 		for _, m := range ss.media {
 			if m.udp != nil {
@@ -155,6 +158,19 @@ func (ss *clientSession) stop() {
 		_ = c.nc.SetWriteDeadline(time.Now().Add(stopGrace))
 		_ = c.sendAsync("TEARDOWN", ss.base)
 	})
+}
+
+// drain waits for the answer to TEARDOWN, for stopGrace at most.
+func (ss *clientSession) drain() {
+	_ = ss.conn.nc.SetReadDeadline(time.Now().Add(stopGrace))
+	for !ss.tornDown {
+		r, err := ss.conn.read(nil)
+		if err != nil {
+			return
+		}
+		req, found := ss.conn.answered(r)
+		ss.tornDown = found && req.method == "TEARDOWN"
+	}
 }
 
 // describe asks for the methods and the session description and picks the media.
@@ -261,13 +277,13 @@ func (ss *clientSession) receive() error {
 		switch {
 		case !found:
 		case req.method == "TEARDOWN":
+			ss.tornDown = true
 			return net.ErrClosed
 		case r.status == 454 && !ss.stopping.Load():
 			return errors.New("the server has dropped the session (454)")
 		case req.method == "GET_PARAMETER" && r.status >= 400 && r.status != 401:
 			ss.conn.mu.Lock()
-			delete(ss.options, "GET_PARAMETER")
-			ss.options["OPTIONS"] = true
+			ss.noGet = true
 			ss.conn.mu.Unlock()
 		}
 	}
@@ -288,7 +304,7 @@ func (ss *clientSession) frame(channel int, payload []byte) error {
 
 // watch keeps the session alive, reports reception and notices silence.
 func (ss *clientSession) watch(done <-chan struct{}) {
-	period := min(time.Second, ss.s.o.Timeout/4)
+	period := min(time.Second, ss.s.o.Timeout/4, ss.timeout/8)
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	start := clock.Now().Mono
@@ -329,7 +345,7 @@ var errSilent = errors.New("the camera has fallen silent")
 // keepAlive: servers that name GET_PARAMETER want that (some count nothing else), for the others it takes turns with OPTIONS.
 func (ss *clientSession) keepAlive(turn int) {
 	ss.conn.mu.Lock()
-	get := ss.options["GET_PARAMETER"] || !ss.options["OPTIONS"] && turn%2 == 0
+	get := !ss.noGet && (ss.options["GET_PARAMETER"] || turn%2 == 0)
 	ss.conn.mu.Unlock()
 	method := "OPTIONS"
 	if get {
