@@ -13,9 +13,11 @@ type attempt struct {
 	meta    bool   // fields alone, no payload
 	dst     []byte // payload; grown as needed
 
-	step int
-	d    description
-	room uint64
+	step  int
+	d     description
+	room  uint64
+	done  int // payload bytes loaded
+	chunk int // payload bytes a step; 0 = all
 }
 
 type verdict int
@@ -56,9 +58,19 @@ func (a *attempt) next() verdict {
 			return missed
 		}
 	case 7:
-		if !a.meta {
+		if a.meta {
+			break
+		}
+		if a.done == 0 {
 			a.grow(int(a.d.size))
-			a.ring.load(a.dst, a.d.offset)
+		}
+		n := len(a.dst) - a.done
+		if a.chunk > 0 {
+			n = min(n, a.chunk)
+		}
+		a.ring.load(a.dst[a.done:a.done+n], a.d.offset+uint64(a.done))
+		if a.done += n; a.done < len(a.dst) {
+			a.step = step
 		}
 	case 8:
 		shm.LoadBarrier() // pairs with publication's StoreBarrier
@@ -79,6 +91,10 @@ func (a *attempt) next() verdict {
 		return whole
 	}
 	return going
+}
+
+func (a *attempt) begin(seq uint64, meta bool) {
+	a.seq, a.meta, a.step, a.done, a.room = seq, meta, 0, 0, 0
 }
 
 // run takes all steps.

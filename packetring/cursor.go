@@ -77,7 +77,7 @@ func (c *cursor) next(report bool) outcome {
 }
 
 func (c *cursor) look(seq uint64, meta bool) verdict {
-	c.a.seq, c.a.meta, c.a.step = seq, meta, 0
+	c.a.begin(seq, meta)
 	return c.a.run()
 }
 

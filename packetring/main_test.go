@@ -90,6 +90,7 @@ func heapBytes(n int) []byte {
 // Self-checking payloads: seq, then length, then bytes that follow from seq, then a checksum over all of it.
 const minPayload = 16
 
+//go:norace
 func payload(dst []byte, seq uint64, n int) []byte {
 	n = max(n, minPayload)
 	dst = append(dst[:0], make([]byte, n)...)

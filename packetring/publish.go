@@ -15,7 +15,21 @@ type publication struct {
 	seq  uint64
 	off  uint64 // cursor in front of the payload
 	p    Packet
-	step int
+
+	step  int
+	done  int // payload bytes stored
+	chunk int // payload bytes a step; 0 = all
+}
+
+func (x *publication) begin(p Packet) {
+	x.p, x.step, x.done = p, 0, 0
+	x.seq++
+}
+
+// end moves the cursor on and lets go of the caller's payload.
+func (x *publication) end() {
+	x.off += uint64(len(x.p.Data))
+	x.p.Data = nil
 }
 
 func (x *publication) next() (more bool) {
@@ -27,22 +41,30 @@ func (x *publication) next() (more bool) {
 		x.ring.hdr.writeOffset.Store(x.off + uint64(len(x.p.Data))) // pairs with the second load of write_offset in attempt
 	case 2:
 		shm.StoreBarrier() // pairs with attempt's LoadBarrier
-		x.ring.store(x.off, x.p.Data)
 	case 3:
-		s.pts.Store(x.p.PTS)
+		n := len(x.p.Data) - x.done
+		if x.chunk > 0 {
+			n = min(n, x.chunk)
+		}
+		x.ring.store(x.off+uint64(x.done), x.p.Data[x.done:x.done+n])
+		if x.done += n; x.done < len(x.p.Data) {
+			return true
+		}
 	case 4:
-		s.dts.Store(x.p.DTS)
+		s.pts.Store(x.p.PTS)
 	case 5:
-		s.offset.Store(x.off)
+		s.dts.Store(x.p.DTS)
 	case 6:
-		s.size.Store(uint32(len(x.p.Data)))
+		s.offset.Store(x.off)
 	case 7:
-		s.flags.Store(uint32(x.p.Flags))
+		s.size.Store(uint32(len(x.p.Data)))
 	case 8:
-		s.seq.Store(x.seq) // releases payload and fields to the first load of seq in attempt
+		s.flags.Store(uint32(x.p.Flags))
 	case 9:
-		x.ring.hdr.globalSeq.Store(x.seq) // releases the slot to newest
+		s.seq.Store(x.seq) // releases payload and fields to the first load of seq in attempt
 	case 10:
+		x.ring.hdr.globalSeq.Store(x.seq) // releases the slot to newest
+	case 11:
 		if x.p.Flags&FlagKey != 0 {
 			x.ring.hdr.lastKeyframe.Store(x.seq)
 		}

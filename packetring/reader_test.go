@@ -147,13 +147,11 @@ func TestSilentWriter(t *testing.T) {
 						return
 					case <-tick.C:
 					}
-					x.seq++
-					x.step = 0
-					x.p = stamp(x.seq)
-					x.p.Data = payload(nil, x.seq, 64)
-					for x.next() {
+					p := stamp(x.seq + 1)
+					p.Data = payload(nil, p.Seq, 64)
+					for x.begin(p); x.next(); {
 					}
-					x.off += uint64(len(x.p.Data))
+					x.end()
 				}
 			}()
 			for n := 0; n < 20 || o.Wait != WaitBusy && !r.wait.polling; n++ {

@@ -42,9 +42,10 @@ const (
 
 // waiting is the sleep of a Reader.
 type waiting struct {
-	mode   Wait
-	ring   *ring
-	locked bool
+	mode    Wait
+	ring    *ring
+	locked  bool
+	longest time.Duration // lockedBound, or a test's
 
 	polling bool // the writer does not wake its readers
 	strikes int  // sleeps in a row that ended by themselves although there was something new
@@ -57,7 +58,7 @@ type waiting struct {
 }
 
 func (w *waiting) init(mode Wait, r *ring, locked bool) {
-	w.mode, w.ring, w.locked = mode, r, locked
+	w.mode, w.ring, w.locked, w.longest = mode, r, locked, lockedBound
 	w.looked = time.Now()
 }
 
@@ -96,7 +97,7 @@ func (w *waiting) bound() time.Duration {
 	case w.polling:
 		return pollPause
 	case w.locked:
-		return lockedBound
+		return w.longest
 	default:
 		return unlockedBound
 	}
@@ -124,7 +125,7 @@ func (w *waiting) lookAtLock(r *Reader) {
 	if !w.locked || w.orphan {
 		return
 	}
-	if now := time.Now(); now.Sub(w.looked) >= lockedBound/2 {
+	if now := time.Now(); now.Sub(w.looked) >= w.longest/2 {
 		w.looked = now
 		w.orphan = !shm.Locked(r.seg)
 	}

@@ -162,11 +162,9 @@ func (w *Writer) Publish(p Packet) (uint64, error) {
 		w.stats.Oversized++
 		return 0, fmt.Errorf("publish: %w: %d bytes, at most %d", ErrOversized, len(p.Data), w.maxPacket)
 	}
-	w.x.p, w.x.step = p, 0
-	w.x.seq++
+	w.x.begin(p)
 	err := shm.Guard(w.publish)
-	w.x.off += uint64(len(p.Data))
-	w.x.p.Data = nil
+	w.x.end()
 	if err != nil {
 		return 0, fmt.Errorf("publish: %w", err)
 	}

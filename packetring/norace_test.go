@@ -1,0 +1,5 @@
+//go:build !race
+
+package packetring
+
+const raceEnabled = false
