@@ -1,7 +1,6 @@
 package framering
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,7 +89,7 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 		}
 		params.ringSize, params.policy, params.meta = f.RingSize, f.Policy, f.Meta
 	}
-	if err := os.MkdirAll(filepath.Dir(p.path), 0o755); err != nil {
+	if err := makeRuntimeDir(filepath.Dir(p.path)); err != nil {
 		return nil, fmt.Errorf("publish %s: make the runtime directory: %w (choose another with --runtime-dir)", o.Key, err)
 	}
 
@@ -113,6 +113,17 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	p.ring = &ring{seg: seg, block: initBlock(seg.Bytes(), params), config: o.Frames, freed: make(chan struct{})}
 	p.table = newTable(p.ring.block)
 	return p, nil
+}
+
+// makeRuntimeDir makes a missing directory searchable by all, whatever the umask: the sockets in it have modes of their own.
+func makeRuntimeDir(dir string) error {
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o755)
 }
 
 func (f *FrameConfig) check() error {
@@ -158,10 +169,12 @@ func (p *Publisher) Serve() error {
 }
 
 // listen makes the socket under a name of its own, gives it its mode, and renames it into place: there is no moment at which
-// it is open to more than it should be, and a dead publisher's socket is replaced in one step. The caller holds the key's lock.
+// it is open to more than it should be, and a dead publisher's socket is replaced in one step. The caller holds the key's
+// lock, so that both names are its own.
 func listen(path string, gid int) (*net.UnixListener, error) {
 	dir, name := filepath.Split(path)
-	temp := dir + "." + rand.Text()[:min(len(name)-1, 12)] // not longer than path, and no key begins with a dot
+	temp := dir + "." + strings.TrimSuffix(name, ".sock") // not longer than path, and no key begins with a dot
+	_ = os.Remove(temp)                                   // of one that was killed just here
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: temp, Net: "unix"})
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"os/exec"
 	"syscall"
 	"testing"
 	"time"
@@ -236,4 +237,83 @@ func TestHostileShm(t *testing.T) {
 	require.Error(t, err)
 	_, err = NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
 	require.Error(t, err)
+}
+
+// TestVersionOfTheOther: the refusal is a number; the SHM says which version the publisher speaks.
+func TestVersionOfTheOther(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	foreignShm(t, key, MagicLegacy, 2, uint64(os.Getpid()))
+	l, err := listen(SocketPath(dir, key), 0)
+	require.NoError(t, err)
+	defer l.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err := l.AcceptUnix()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		_, _ = c.Read(make([]byte, 200))
+		_, _ = c.Write(framed(t, helloResponse{Result: ErrProtocol}))
+	}()
+	_, err = Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key})
+	require.ErrorIs(t, err, ErrProtocol)
+	require.ErrorContains(t, err, "the publisher speaks protocol 2")
+	wait(t, done, "the publisher")
+}
+
+// TestNamespaces: a publisher in a PID namespace of its own, where it is pid 1, as in a container.
+func TestNamespaces(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	dir, key := place(t)
+	for range 2 {
+		p := inNamespace(t, "publish", dir, key)
+		s := subscribe(t, dir, key, WantsPackets)
+		i, err := Inspect(dir, key)
+		require.NoError(t, err)
+		require.True(t, i.Alive)
+		require.EqualValues(t, 1, i.Header.ProducerPID, "the pid means nothing here")
+		_, err = NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
+		require.ErrorIs(t, err, ErrAlreadyExists)
+		p.Kill()
+		wait(t, s.Done(), "the end of the connection")
+		i, err = Inspect(dir, key)
+		require.NoError(t, err)
+		require.False(t, i.Alive, "pid 1 is always alive, the lock is not")
+	}
+	// And one outside takes over from it.
+	publish(t, PublisherOptions{RuntimeDir: dir, Key: key}, true)
+	subscribe(t, dir, key, WantsPackets)
+}
+
+func inNamespace(t *testing.T, role, dir, key string) *testenv.Process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"="+role, "DIR="+dir, "KEY="+key)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
+	}
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	t.Cleanup(func() { in.Close() })
+	probe := exec.Command("/bin/true")
+	probe.SysProcAttr = cmd.SysProcAttr
+	if err := probe.Run(); err != nil {
+		t.Skipf("no PID namespaces here: %v", err)
+	}
+	p := testenv.StartCmd(t, cmd)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if p.Stdout() != "ready\n" {
+			return fmt.Errorf("not ready: %q %s", p.Stdout(), p.Stderr())
+		}
+		return nil
+	})
+	return p
 }

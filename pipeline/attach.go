@@ -152,6 +152,9 @@ func (s *Subscription) lost(ctx context.Context, a *attachment) error {
 	if s.o.NoFollow {
 		return s.leave(a, a.control.Err())
 	}
+	if err := s.breathe(ctx); err != nil {
+		return err
+	}
 	next, err := s.attach(ctx, a)
 	if err == nil && next.ring == a.ring { // dropped by a living publisher
 		a.control.Close()
@@ -203,6 +206,12 @@ func (s *Subscription) reconnect(ctx context.Context) error {
 	actx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
+	if err := s.breathe(actx); err != nil {
+		if s.life.Err() != nil {
+			return ErrSubscriptionClosed
+		}
+		return err
+	}
 	a, err := s.await(actx, actx, nil)
 	switch {
 	case ctx.Err() != nil:
@@ -223,6 +232,24 @@ func (s *Subscription) reconnect(ctx context.Context) error {
 	s.mu.Unlock()
 	s.log.Info("another publisher took over", "pid", a.control.PID)
 	return nil
+}
+
+// breathe waits before another attachment when the ones before brought nothing: a publisher that lets subscribers in and ends
+// them at once must not keep this process busy.
+func (s *Subscription) breathe(ctx context.Context) error {
+	n := s.fruitless
+	s.fruitless++
+	if n == 0 {
+		return nil
+	}
+	select {
+	case <-time.After(min(firstPause<<min(n, 10), lastPause)):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.life.Done():
+		return ErrSubscriptionClosed
+	}
 }
 
 // parked makes the context that Next waits with: it ends with the caller's context, with the control connection and with the

@@ -348,3 +348,23 @@ func TestPublishFailures(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left, fmt.Sprint(left))
 }
+
+// TestSubscriptionDoesNotSpin: a publisher whose ring says that it has ended, while its socket lets everybody in.
+func TestSubscriptionDoesNotSpin(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	p := mustPublish(t, dir, key)
+	f, err := os.OpenFile(shm.Dir+"/"+framering.PacketShmName(key), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte{1}, 0x38) // shutdown_flag
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	s := mustSubscribe(t, SubscribeOptions{RuntimeDir: dir, Key: key})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = s.Next(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, s.Generation(), 20)
+	require.Greater(t, s.Generation(), 2, "it keeps trying")
+	_ = p
+}

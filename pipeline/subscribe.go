@@ -94,9 +94,10 @@ type Subscription struct {
 	info       packetring.Info   // of the newest ring
 
 	// Of Next alone.
-	draining bool // the control connection has ended: read what is left and do not wait
-	mark     bool // the next packet is the first one of another publisher
-	parked   parked
+	draining  bool // the control connection has ended: read what is left and do not wait
+	mark      bool // the next packet is the first one of another publisher
+	fruitless int  // attachments in a row that brought no packet
+	parked    parked
 }
 
 // Subscribe connects to the publisher of a key, waiting for one as long as the options say. Errors: ErrNoKey, ErrNoPackets,
@@ -144,6 +145,7 @@ func (s *Subscription) Next(ctx context.Context) (packetring.Packet, error) {
 			return packetring.Packet{}, err
 		}
 		if ok {
+			s.fruitless = 0
 			if s.mark {
 				s.mark = false
 				p.Flags |= packetring.FlagDiscontinuity
