@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -14,20 +15,35 @@ import (
 func newRelayCommand(o *globalOptions) *cobra.Command {
 	var (
 		options      pipeline.RelayOptions
+		push         pipeline.PushOptions
 		passwordFile string
 	)
 	c := &cobra.Command{
 		Use:   "relay [KEY...]",
-		Short: "Serve keys by RTSP",
+		Short: "Serve keys by RTSP, or push one to another server",
 		Long: "Serves every key of this host, or those named, at rtsp://HOST:PORT/KEY, as publishers come and go.\n" +
 			"KEY-audio is the second track of KEY; KEY-audio and KEY-sub are paths of their own too.\n" +
-			"A reader starts at once at the last keyframe; a key that nobody plays is not read.\n" + exitStatusHelp,
+			"A reader starts at once at the last keyframe; a key that nobody plays is not read.\n\n" +
+			"--push sends a key to another server instead: rtsp:// by ANNOUNCE and RECORD, tcp:// and udp:// as an MPEG transport\n" +
+			"stream, and any other output of FFmpeg. %{key} in the URL stands for the key.\n" + exitStatusHelp,
 		Example: "  cfpipe relay\n  cfpipe relay cam1 cam2 --listen 127.0.0.1:8554 --username viewer --password-file secret\n" +
-			"  ffplay -rtsp_transport tcp rtsp://127.0.0.1:8554/cam1\n",
+			"  ffplay -rtsp_transport tcp rtsp://127.0.0.1:8554/cam1\n" +
+			"  cfpipe relay cam1 --push rtsp://user:password@server/live/cam1",
 		RunE: func(cmd *cobra.Command, keys []string) error {
 			password, err := readPassword(passwordFile)
 			if err != nil {
 				return err
+			}
+			if push.URL != "" {
+				if cmd.Flags().Changed("listen") {
+					return usageError{errors.New("--push and --listen: one relay does one of them; start two")}
+				}
+				push.RuntimeDir, push.Keys, push.Logger = o.RuntimeDir, keys, o.Logger
+				push.Username, push.Password = options.Username, password
+				if err := push.Check(); err != nil {
+					return usageError{err}
+				}
+				return pipeline.Push(cmd.Context(), push)
 			}
 			options.RuntimeDir, options.Keys, options.Password, options.Logger = o.RuntimeDir, keys, password, o.Logger
 			var base string
@@ -43,6 +59,7 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 	f.IntVar(&options.MulticastPort, "multicast-port", 0, "first of the two UDP ports for multicast; 0 takes free ones")
 	f.StringVar(&options.Username, "username", "", "ask readers for this user name; with --push: log in with it")
 	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
+	f.StringVar(&push.URL, "push", "", "send the key to this URL instead of serving it")
 	return c
 }
 

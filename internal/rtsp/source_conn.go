@@ -60,9 +60,10 @@ func (e *statusError) Error() string {
 
 // clientConn is one RTSP connection: requests go out from any goroutine, all is read by one.
 type clientConn struct {
-	nc  net.Conn
-	br  *bufio.Reader
-	url address
+	nc          net.Conn
+	br          *bufio.Reader
+	url         address
+	description []byte // of a publisher: the body of ANNOUNCE
 
 	mu      sync.Mutex // everything below
 	cseq    int
@@ -100,7 +101,11 @@ func (c *clientConn) sendLocked(method, uri string, header ...string) (int, erro
 	for i := 0; i+1 < len(header); i += 2 {
 		fmt.Fprintf(&b, "%s: %s\r\n", header[i], header[i+1])
 	}
-	b.WriteString("\r\n")
+	if method == "ANNOUNCE" {
+		fmt.Fprintf(&b, "Content-Type: application/sdp\r\nContent-Length: %d\r\n\r\n%s", len(c.description), c.description)
+	} else {
+		b.WriteString("\r\n")
+	}
 	_ = c.nc.SetWriteDeadline(time.Now().Add(c.timeout))
 	if _, err := c.nc.Write(b.Bytes()); err != nil {
 		return 0, fmt.Errorf("send %s: %w", method, err)
