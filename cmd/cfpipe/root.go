@@ -55,6 +55,7 @@ func newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(
 		newDoctorCommand(o),
+		newIngestCommand(o),
 		newInspectCommand(o),
 		newLsCommand(o),
 		newPacketsCommand(o),

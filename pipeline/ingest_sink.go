@@ -1,0 +1,241 @@
+package pipeline
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/bitstream"
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// The flags of a packet are those of the ring.
+var _ = [1]struct{}{}[packetring.Flags(media.FlagKey|media.FlagCorrupt|media.FlagDiscontinuity|media.FlagLastInAU)^
+	(packetring.FlagKey|packetring.FlagCorrupt|packetring.FlagDiscontinuity|packetring.FlagLastInAU)]
+
+// ingestSink publishes the tracks of a source: the first video under the key, the first audio under key-audio.
+type ingestSink struct {
+	in      *Ingest
+	outputs [2]*output // by media.Kind
+	routes  []*output  // by the connection's track; nil: not published
+	fatal   error
+
+	first, last time.Time // packets of this connection
+}
+
+// output is one key.
+type output struct {
+	in   *Ingest
+	key  string
+	kind media.Kind
+	want media.Track // as the source describes it now
+	have media.Track // as published
+	pub  *Publication
+	gap  bool // the next packet has to be marked
+	seen trackState
+	told time.Time // when a packet that was too large was last reported
+}
+
+func newIngestSink(in *Ingest) *ingestSink {
+	s := &ingestSink{in: in}
+	s.outputs[media.Video] = &output{in: in, key: in.o.Key, kind: media.Video}
+	s.outputs[media.Audio] = &output{in: in, key: in.o.Key + AudioSuffix, kind: media.Audio}
+	return s
+}
+
+// Tracks implements media.Sink. Publications are made with a track's first packet: what is known then is more.
+func (s *ingestSink) Tracks(tracks []media.Track) error {
+	var taken [2]bool
+	routes := make([]*output, len(tracks))
+	for i, t := range tracks {
+		o := s.outputs[t.Kind]
+		if t.Kind == media.Audio && s.in.o.NoAudio {
+			continue
+		}
+		if taken[t.Kind] {
+			if len(s.routes) != len(tracks) {
+				s.in.log.Warn("more than one track of a kind: left out", "kind", t.Kind, "track", i, "name", t.Name)
+			}
+			continue
+		}
+		taken[t.Kind] = true
+		o.want = t
+		routes[i] = o
+	}
+	if len(s.routes) != len(tracks) {
+		s.in.log.Info("connected", "source", s.in.o.Name, "tracks", describeTracks(tracks))
+	}
+	s.routes = routes
+	return nil
+}
+
+func describeTracks(tracks []media.Track) (list []string) {
+	for _, t := range tracks {
+		text := codecName(t.CodecID)
+		if t.Kind == media.Audio {
+			text += fmt.Sprintf(" %d Hz, %d channel(s)", t.ClockRate, t.Channels)
+		}
+		list = append(list, text)
+	}
+	return list
+}
+
+var codecNames = map[uint32]string{
+	media.H264: "H.264", media.HEVC: "H.265", media.AV1: "AV1", media.MJPEG: "MJPEG", media.AAC: "AAC", media.Opus: "Opus",
+	media.PCMMulaw: "G.711 mu-law", media.PCMAlaw: "G.711 A-law", media.G726: "G.726", media.PCMS16BE: "L16",
+}
+
+func codecName(id uint32) string {
+	if n, found := codecNames[id]; found {
+		return n
+	}
+	return fmt.Sprintf("codec %d", id)
+}
+
+// Packet implements media.Sink. It does not allocate once a publication stands.
+func (s *ingestSink) Packet(track int, p media.Packet) error {
+	if track < 0 || track >= len(s.routes) {
+		return fmt.Errorf("packet of track %d of %d", track, len(s.routes))
+	}
+	o := s.routes[track]
+	if o == nil {
+		return nil
+	}
+	s.last = time.Now()
+	if s.first.IsZero() {
+		s.first = s.last
+		s.in.state.connected()
+	}
+	if err := o.packet(p, s.last); err != nil {
+		s.fatal = err
+		return err
+	}
+	return nil
+}
+
+// connectionEnded says for how long the connection has delivered. The publications live on; what comes next is marked.
+func (s *ingestSink) connectionEnded() (good time.Duration) {
+	if !s.first.IsZero() {
+		good = s.last.Sub(s.first)
+	}
+	s.first, s.last, s.routes = time.Time{}, time.Time{}, nil
+	for _, o := range s.outputs {
+		o.gap = o.gap || o.pub != nil
+	}
+	return good
+}
+
+func (s *ingestSink) close() {
+	for _, o := range s.outputs {
+		if err := o.close(framering.ReasonNormal); err != nil {
+			s.in.o.Logger.Warn("close", "key", o.key, "error", err)
+		}
+	}
+}
+
+func (o *output) close(reason framering.Reason) error {
+	if o.pub == nil {
+		return nil
+	}
+	err := o.pub.Close(reason)
+	o.pub = nil
+	return err
+}
+
+func (o *output) packet(p media.Packet, now time.Time) error {
+	if o.pub == nil || o.want.CodecID != o.have.CodecID || !bytes.Equal(o.want.Extradata, o.have.Extradata) {
+		if err := o.follow(); err != nil {
+			return err
+		}
+	}
+	flags := packetring.Flags(p.Flags)
+	if o.gap {
+		flags |= packetring.FlagDiscontinuity
+		o.gap = false
+	}
+	_, err := o.pub.Packet(packetring.Packet{PTS: p.PTS, DTS: p.DTS, Flags: flags, Data: p.Data})
+	if errors.Is(err, packetring.ErrOversized) {
+		o.gap = true
+		o.seen.oversized.Add(1)
+		if now.Sub(o.told) > time.Minute {
+			o.told = now
+			o.in.o.Logger.Warn("packet is too large for the ring, left out; a larger --packet-bytes takes it", "key", o.key, "bytes", len(p.Data), "limit", o.maxPacket())
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("publish: %w", err)
+	}
+	o.seen.packet(flags, len(p.Data), now)
+	return nil
+}
+
+// follow makes the publication what the track is now: it stays when a reader can go on with it, else a new one takes its place
+// and readers follow.
+func (o *output) follow() error {
+	if o.pub != nil {
+		if sameStream(o.have, o.want) {
+			o.have = o.want // other parameter sets for the same pictures: they stand in front of each keyframe
+			return nil
+		}
+		o.in.o.Logger.Info("the stream has changed; a new publication takes over", "key", o.key, "from", codecName(o.have.CodecID), "to", codecName(o.want.CodecID))
+		if err := o.close(framering.ReasonUpgrade); err != nil {
+			return err
+		}
+		o.gap = true
+	}
+	c := packetring.Config{CodecID: o.want.CodecID, Extradata: o.want.Extradata, MaxPacket: o.maxPacket()}
+	if len(c.Extradata) > bitstream.MaxExtradata {
+		c.Extradata = nil
+	}
+	if o.kind == media.Video {
+		c.Slots, c.DataSize = o.in.o.PacketSlots, o.in.o.PacketBytes
+	} else {
+		c.Slots, c.DataSize = defaultIngestSlots, audioBytes
+	}
+	pub, err := Publish(PublishOptions{
+		RuntimeDir: o.in.o.RuntimeDir, Key: o.key, Group: o.in.o.Group, Protocol: o.in.o.Protocol, Packets: c, Logger: o.in.o.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	o.pub, o.have = pub, o.want
+	o.seen.codec.Store(c.CodecID)
+	o.in.o.Logger.Info("publishing", "key", o.key, "codec", codecName(c.CodecID), "ring_bytes", c.DataSize)
+	return nil
+}
+
+func (o *output) maxPacket() int {
+	if o.kind == media.Audio {
+		return audioMaxPacket
+	}
+	return o.in.o.MaxUnit()
+}
+
+// sameStream says whether readers of a publication of a can go on with b: the same codec, and pictures (or sound) of the same
+// form. Parameter sets that differ in other things (timing, VUI: case b1) do not matter.
+func sameStream(a, b media.Track) bool {
+	if a.CodecID != b.CodecID {
+		return false
+	}
+	if bytes.Equal(a.Extradata, b.Extradata) {
+		return true
+	}
+	switch a.CodecID {
+	case media.H264, media.HEVC:
+		pa, pb := bitstream.NewParameterSets(a.CodecID), bitstream.NewParameterSets(b.CodecID)
+		_ = pa.AddExtradata(a.Extradata) // what cannot be read is not the same
+		_ = pb.AddExtradata(b.Extradata)
+		sa, okA := pa.SPS()
+		sb, okB := pb.SPS()
+		return okA && okB && sa.Format == sb.Format
+	case media.AV1:
+		fa, okA := bitstream.AV1Format(a.Extradata)
+		fb, okB := bitstream.AV1Format(b.Extradata)
+		return okA && okB && fa == fb
+	}
+	return false
+}

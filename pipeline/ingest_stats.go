@@ -1,0 +1,113 @@
+package pipeline
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// IngestStats are an Ingest's running totals.
+type IngestStats struct {
+	Connected  bool   // packets come
+	Connects   uint64 // attempts
+	Reconnects uint64 // connections that delivered after another one had
+	LastError  string // why the last connection ended; without credentials
+	Video      IngestTrackStats
+	Audio      IngestTrackStats
+}
+
+// IngestTrackStats are the totals of one key.
+type IngestTrackStats struct {
+	CodecID    uint32 // 0: not published yet
+	Packets    uint64
+	Bytes      uint64
+	Keyframes  uint64
+	Gaps       uint64 // packets marked DISCONTINUITY
+	Corrupt    uint64
+	Oversized  uint64    // larger than the ring takes, left out
+	LastPacket time.Time // zero: none yet
+}
+
+// Age is how long ago the newest packet came; 0 before the first.
+func (s IngestTrackStats) Age() time.Duration {
+	if s.LastPacket.IsZero() {
+		return 0
+	}
+	return time.Since(s.LastPacket)
+}
+
+// Stats may be called at any time from any goroutine.
+func (in *Ingest) Stats() IngestStats {
+	in.state.mu.Lock()
+	defer in.state.mu.Unlock()
+	s := in.state.s
+	s.Video = in.sink.outputs[0].seen.snapshot()
+	s.Audio = in.sink.outputs[1].seen.snapshot()
+	return s
+}
+
+type ingestState struct {
+	mu sync.Mutex
+	s  IngestStats
+	// delivered: some connection did
+	delivered bool
+}
+
+func (st *ingestState) connecting() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.s.Connects++
+}
+
+func (st *ingestState) connected() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.s.Connected = true
+	if st.delivered {
+		st.s.Reconnects++
+	}
+	st.delivered = true
+}
+
+func (st *ingestState) ended(err error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.s.Connected = false
+	if err != nil {
+		st.s.LastError = err.Error()
+	}
+}
+
+// trackState is written by the source's goroutine and read by any.
+type trackState struct {
+	codec                                                       atomic.Uint32
+	packets, bytes, keyframes, gaps, corrupt, oversized, lastAt atomic.Int64
+}
+
+func (t *trackState) packet(f packetring.Flags, n int, now time.Time) {
+	t.packets.Add(1)
+	t.bytes.Add(int64(n))
+	t.lastAt.Store(now.UnixNano())
+	if f&packetring.FlagKey != 0 {
+		t.keyframes.Add(1)
+	}
+	if f&packetring.FlagDiscontinuity != 0 {
+		t.gaps.Add(1)
+	}
+	if f&packetring.FlagCorrupt != 0 {
+		t.corrupt.Add(1)
+	}
+}
+
+func (t *trackState) snapshot() IngestTrackStats {
+	s := IngestTrackStats{
+		CodecID: t.codec.Load(), Packets: uint64(t.packets.Load()), Bytes: uint64(t.bytes.Load()), Keyframes: uint64(t.keyframes.Load()),
+		Gaps: uint64(t.gaps.Load()), Corrupt: uint64(t.corrupt.Load()), Oversized: uint64(t.oversized.Load()),
+	}
+	if at := t.lastAt.Load(); at != 0 {
+		s.LastPacket = time.Unix(0, at)
+	}
+	return s
+}
