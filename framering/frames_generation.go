@@ -10,7 +10,7 @@ import (
 )
 
 // ring is one generation of a publisher's frame SHM and frame memory. The size and format of frames never change within one: the
-// next generation stands in a new file under the same name, and whoever reads the old one finds it shut down and its slots empty.
+// next generation stands in a new file under the same name, and whoever reads the old one finds it shut down.
 type ring struct {
 	seg    *shm.Segment
 	block  *block
@@ -41,7 +41,8 @@ func (r *ring) release() {
 
 // StartFrames begins a new generation of the frame ring and returns its writer. Slots are allocated from o.Memory and belong to the
 // publisher. Subscribers of the generation before are told to come back (SHUTDOWN, reason "upgrade"); who takes packets alone notices
-// nothing. Frame numbers go on. The writer before, if any, is closed and must not have a slot open.
+// nothing. Frame numbers go on. Under StrictWait the first Acquire waits until as many subscribers of frames are there as before (at most
+// the ACK timeout), so that none of them misses a frame. The writer before, if any, is closed and must not have a slot open.
 func (p *Publisher) StartFrames(o FrameOptions) (*FrameWriter, error) {
 	w, err := p.startFrames(o)
 	if err != nil {
@@ -113,10 +114,13 @@ func (p *Publisher) switchTo(r *ring) error {
 	r.seg, r.writer.seq = seg, seq
 	p.ring = r
 
-	// Whoever still looks at the old file finds it ended and empty.
+	// Whoever still looks at the old file finds it ended. What its slots hold stays whole for those who have it mapped: they read on
+	// to its last frame and then come back for the next.
 	_ = shm.Guard(func() { old.block.end() })
+	r.writer.expect = p.table.owing()
 	for s := range p.sessions {
 		if s.ring == old && s.bit != 0 {
+			p.table.drain(s.bit) // now, so that those who come back are told apart
 			p.wg.Go(func() { s.end(shutdownNotice{ReasonUpgrade}) })
 		}
 	}
@@ -128,8 +132,5 @@ func (p *Publisher) switchTo(r *ring) error {
 // end marks a block as shut down and wakes who waits on it.
 func (b *block) end() {
 	b.hdr.shutdownFlag.Store(1) // read by readers that wake, and by List
-	for i := range b.slots {
-		b.slots[i].seq.Store(invalidSeq)
-	}
 	shm.FutexWake(low32(&b.hdr.globalSeq))
 }

@@ -47,6 +47,7 @@ type FrameWriter struct {
 	open   bool // a slot is acquired; the writing goroutine's
 	closed bool // under mu
 
+	expect    int                 // StrictWait: subscribers of the generation before that are about to come back
 	seq       uint64              // of the last frame, never read back from shared memory
 	published [MaxRingSize]uint64 // seq that each slot holds, 0 = none
 	frames    atomic.Uint64
@@ -102,6 +103,11 @@ func (w *FrameWriter) acquire(ctx context.Context) (FrameSlot, error) {
 	i := int(seq % uint64(len(w.ring.slots())))
 	if w.policy == StrictWait && w.published[i] != 0 {
 		if err := w.awaitACKs(ctx, i, w.published[i]); err != nil {
+			return FrameSlot{}, err
+		}
+	}
+	if w.policy == StrictWait && w.expect > 0 {
+		if err := w.awaitReturn(ctx); err != nil {
 			return FrameSlot{}, err
 		}
 	}
@@ -207,6 +213,28 @@ func (w *FrameWriter) awaitACKs(ctx context.Context, i int, seq uint64) error {
 			return err
 		}
 	}
+}
+
+// awaitReturn blocks until the subscribers of the generation before are back, or their time is over.
+func (w *FrameWriter) awaitReturn(ctx context.Context) error {
+	tick := time.NewTicker(ackPoll)
+	defer tick.Stop()
+	late := time.NewTimer(w.timeout)
+	defer late.Stop()
+	for w.p.table.owing() < w.expect {
+		select {
+		case <-tick.C:
+		case <-late.C:
+			w.expect = 0
+			return nil
+		case <-w.p.stop:
+			return os.ErrClosed
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	w.expect = 0
+	return nil
 }
 
 // low32 is the word of a counter that futexes wait on: the low half, on the little-endian machines that the format is for.

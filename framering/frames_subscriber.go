@@ -27,6 +27,11 @@ const (
 type FrameReaderOptions struct {
 	Memory Importer
 	Wait   Wait
+	Newest bool // begin with the frame that is the newest now, not with the one that follows it
+
+	// Resume begins with the frame after After, for who has read that one in the generation before, or before it lost its connection.
+	Resume bool
+	After  uint64
 }
 
 // Bounds of waiting. A publisher of this project wakes its readers; one that does not is noticed by a wait that ran out although a
@@ -90,6 +95,12 @@ func (s *Subscriber) Frames(o FrameReaderOptions) (*FrameReader, error) {
 			err = errors.Join(err, r.unmap())
 		}
 		return nil, fmt.Errorf("frames of %s: %w", s.Key, err)
+	}
+	switch {
+	case o.Resume:
+		r.last = min(r.last, o.After)
+	case o.Newest && r.last > 0:
+		r.last--
 	}
 	if o.Wait == WaitShared {
 		r.waiter = shm.Shared.Register(low32(&r.block.hdr.globalSeq))
@@ -189,12 +200,16 @@ func (r *FrameReader) Next(ctx context.Context) (Frame, error) {
 	}
 	defer r.unpin()
 	for {
+		ended := r.sub.Err() // asked first: what was published before the end is read
 		f, seen, err := r.try()
 		if err != nil {
 			return Frame{}, fmt.Errorf("frames of %s: %w", r.sub.Key, err)
 		}
 		if f.reader != nil {
 			return f, nil
+		}
+		if ended != nil {
+			return Frame{}, ended
 		}
 		if err := r.pause(ctx, seen); err != nil {
 			return Frame{}, err
@@ -315,9 +330,6 @@ func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := r.sub.Err(); err != nil {
-		return err
-	}
 	select {
 	case <-r.ended:
 		return fmt.Errorf("frames of %s: %w", r.sub.Key, os.ErrClosed)
@@ -353,10 +365,8 @@ func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
 		if now != seen {
 			r.quiet = true
 		}
-	case errors.Is(err, shm.ErrClosed):
-		if err = r.sub.Err(); err == nil {
-			err = fmt.Errorf("frames of %s: %w", r.sub.Key, os.ErrClosed)
-		}
+	case errors.Is(err, shm.ErrClosed): // by watch; Next sees why
+		err = nil
 	}
 	return err
 }

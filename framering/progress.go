@@ -12,6 +12,8 @@ import (
 type progress struct {
 	seg   *shm.Segment // nil: cannot be written, or belongs to a publisher that may read the entry otherwise
 	entry *subscriberSlot
+	hdr   *header
+	moved bool       // the publisher has begun a new generation of its frames: the table is in another file now
 	mu    sync.Mutex // SawPacket against Close
 	seq   uint64
 	dead  atomic.Bool
@@ -23,7 +25,12 @@ type progress struct {
 func (s *Subscriber) openProgress() {
 	p := &s.progress
 	p.dead.Store(true)
+	p.moved = false
 	p.store = func() {
+		if p.hdr.shutdownFlag.Load() != 0 {
+			p.moved = true
+			return
+		}
 		p.entry.lastSeenSeq.Store(p.seq)
 		p.entry.lastAckNS.Store(time.Now().UnixNano())
 	}
@@ -39,7 +46,7 @@ func (s *Subscriber) openProgress() {
 		seg.Close()
 		return
 	}
-	p.seg, p.entry = seg, &b.subs[s.Bit]
+	p.seg, p.entry, p.hdr = seg, &b.subs[s.Bit], b.hdr
 	p.dead.Store(false)
 }
 
@@ -57,6 +64,11 @@ func (s *Subscriber) SawPacket(seq uint64) {
 	}
 	if p.seq = seq; shm.Guard(p.store) != nil {
 		p.dead.Store(true)
+	}
+	if p.moved { // at most once for each generation: an ended publisher's file is gone, or another's
+		_ = p.seg.Close()
+		p.seg = nil
+		s.openProgress()
 	}
 }
 

@@ -48,6 +48,9 @@ func (t *table) join(pid int, name string, wantsFrames bool, newest func() uint6
 	return bit
 }
 
+// owing counts the subscribers that owe ACKs.
+func (t *table) owing() int { return bits.OnesCount32(t.owes.Load()) }
+
 // required returns the subscribers that owe an ACK for frame seq.
 func (t *table) required(seq uint64) (set uint32) {
 	for m := t.owes.Load(); m != 0; m &= m - 1 {

@@ -1,0 +1,226 @@
+package pipeline
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/asticode/go-astiav"
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/decode"
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// ffmpegOutput runs Debian's ffmpeg.
+func ffmpegOutput(t testing.TB, arg ...string) []byte {
+	t.Helper()
+	cmd := exec.Command(testenv.NeedTool(t, "ffmpeg"), append([]string{"-nostdin", "-v", "error", "-y"}, arg...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, "ffmpeg %s\n%s", strings.Join(arg, " "), stderr.String())
+	return out
+}
+
+// videoClip encodes moving pictures and returns the file, its packets with times from start on, and its parameter sets.
+func videoClip(t testing.TB, size string, frames int, start int64) (path string, packets []packetring.Packet, extradata []byte) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "clip.ts")
+	ffmpegOutput(t, "-f", "lavfi", "-i", "testsrc2=s="+size+":r=25", "-frames:v", itoa(frames), "-c:v", "libx264", "-preset", "ultrafast",
+		"-g", "10", "-bf", "2", path)
+	f := astiav.AllocFormatContext()
+	defer f.Free()
+	require.NoError(t, f.OpenInput(path, nil, nil))
+	defer f.CloseInput()
+	require.NoError(t, f.FindStreamInfo(nil))
+	s := f.Streams()[0]
+	pkt := astiav.AllocPacket()
+	defer pkt.Free()
+	for {
+		err := f.ReadFrame(pkt)
+		if errors.Is(err, astiav.ErrEof) {
+			return path, packets, s.CodecParameters().ExtraData()
+		}
+		require.NoError(t, err)
+		flags := packetring.FlagLastInAU
+		if pkt.Flags().Has(astiav.PacketFlagKey) {
+			flags |= packetring.FlagKey
+		}
+		ns := func(v int64) int64 { return start + astiav.RescaleQ(v, s.TimeBase(), astiav.NewRational(1, 1e9)) }
+		packets = append(packets, packetring.Packet{Data: pkt.Data(), PTS: ns(pkt.Pts()), DTS: ns(pkt.Dts()), Flags: flags})
+		pkt.Unref()
+	}
+}
+
+func itoa(n int) string { return string(rune('0'+n/10%10)) + string(rune('0'+n%10)) }
+
+// background runs a stage until the test ends and returns its counts.
+func background(t testing.TB, o DecodeOptions) *DecodeCounter {
+	t.Helper()
+	c := &DecodeCounter{}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- Decode(ctx, o, c) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the decode stage: %v", err)
+		}
+	})
+	return c
+}
+
+// readFrame copies the next frame.
+func readFrame(t testing.TB, s *FrameSubscription, c *frameCopier) (framering.Frame, []byte) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for {
+		f, err := s.Next(ctx)
+		require.NoError(t, err)
+		require.NoError(t, c.use(s.Meta()))
+		b := make([]byte, c.size)
+		err = errors.Join(c.copy(b, f), f.Release())
+		if errors.Is(err, framering.ErrFrameOverrun) { // only where nobody waits for readers
+			continue
+		}
+		require.NoError(t, err)
+		return f, b
+	}
+}
+
+// Packet ring → decoder → frame ring → reader: the pictures of ffmpeg, through a change of size, with a STRICT_WAIT reader that loses
+// none.
+func TestDecodeStage(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	dir, key := place(t)
+	start := time.Now().UnixNano()
+	first, packets, extradata := videoClip(t, "320x240", 30, start)
+	second, more, _ := videoClip(t, "642x362", 24, start+2e9)
+	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 27, Slots: 128, Extradata: extradata}})
+	require.NoError(t, err)
+	defer pub.Close(framering.ReasonNormal)
+	counter := background(t, DecodeOptions{
+		RuntimeDir: dir, Key: key, NewKey: key + "-frames", Mode: decode.CPU, Policy: framering.StrictWait, AckTimeout: 10 * time.Second,
+	})
+
+	// The first keyframe alone makes the ring; the subscriber is there before the rest.
+	for _, p := range packets[:4] {
+		_, err := pub.Packet(p)
+		require.NoError(t, err)
+	}
+	s, err := SubscribeFrames(t.Context(), FrameSubscribeOptions{
+		RuntimeDir: dir, Key: key + "-frames", Mode: framering.StrictOrder, Newest: true, WaitForKey: 10 * time.Second,
+	})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	go func() {
+		for _, p := range append(packets[4:], more...) {
+			_, err := pub.Packet(p)
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+
+	cut := func(path string, size int) (all [][]byte) {
+		raw := ffmpegOutput(t, "-i", path, "-vsync", "passthrough", "-f", "rawvideo", "-pix_fmt", "nv12", "-")
+		for ; len(raw) > 0; raw = raw[size:] {
+			all = append(all, raw[:size])
+		}
+		return all
+	}
+	want := append(cut(first, 320*240*3/2), cut(second, 642*362*3/2)...)
+	c := &frameCopier{device: s.Device}
+	defer c.close()
+	var last framering.Frame
+	for i := uint64(0); i < 52; { // two remain in the decoder: no later packet pushes them out
+		f, b := readFrame(t, s, c)
+		if i == 0 {
+			i = f.Seq - 1 // the newest one at the time of joining
+		}
+		require.Equal(t, i+1, f.Seq)
+		require.True(t, bytes.Equal(want[i], b), "picture %d", i)
+		require.Greater(t, f.PTS, last.PTS)
+		last, i = f, f.Seq
+	}
+	require.EqualValues(t, 1, s.Generation())
+	require.EqualValues(t, 642, s.Meta().Width)
+	got := counter.Stats()
+	require.Equal(t, 2, got.Generations)
+	require.Zero(t, got.Errors)
+	require.Zero(t, got.Dropped)
+}
+
+// The frames go to the key of the packets; readers of packets notice nothing of it.
+func TestDecodeIntoTheSameKey(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	dir, key := place(t)
+	_, packets, extradata := videoClip(t, "320x240", 20, time.Now().UnixNano())
+	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 27, Slots: 128, Extradata: extradata}})
+	require.NoError(t, err)
+	defer pub.Close(framering.ReasonNormal)
+	reader := mustSubscribe(t, SubscribeOptions{RuntimeDir: dir, Key: key, Start: StartOldest})
+	_, err = SubscribeFrames(t.Context(), FrameSubscribeOptions{RuntimeDir: dir, Key: key})
+	require.ErrorIs(t, err, ErrNoFrames)
+	_, err = SubscribeFrames(t.Context(), FrameSubscribeOptions{RuntimeDir: dir, Key: key + "x"})
+	require.ErrorIs(t, err, os.ErrNotExist)
+	background(t, DecodeOptions{RuntimeDir: dir, Key: key, Publisher: pub.Control(), Mode: decode.Auto, Slots: 16})
+	for _, p := range packets {
+		_, err := pub.Packet(p)
+		require.NoError(t, err)
+	}
+	s, err := SubscribeFrames(t.Context(), FrameSubscribeOptions{RuntimeDir: dir, Key: key, WaitForKey: 10 * time.Second, Newest: true})
+	require.NoError(t, err)
+	defer s.Close()
+	c := &frameCopier{device: s.Device}
+	defer c.close()
+	readFrame(t, s, c)
+	for range packets {
+		_, err := reader.Next(t.Context())
+		require.NoError(t, err)
+	}
+	require.Zero(t, reader.Generation())
+	require.Zero(t, reader.Stats().Restarts)
+	require.NoError(t, reader.Close())
+}
+
+// The publisher of the packets restarts: the stage follows, and so do the readers of its frames.
+func TestDecodeFollowsRestarts(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	dir, key := place(t)
+	background(t, DecodeOptions{RuntimeDir: dir, Key: key, NewKey: key + "-f", Mode: decode.CPU, WaitForKey: -1})
+	var s *FrameSubscription
+	c := &frameCopier{}
+	for round := range 3 {
+		_, packets, extradata := videoClip(t, []string{"320x240", "320x240", "160x120"}[round], 27, time.Now().UnixNano())
+		pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 27, Slots: 64, Extradata: extradata}})
+		require.NoError(t, err)
+		for _, p := range packets {
+			_, err := pub.Packet(p)
+			require.NoError(t, err)
+		}
+		if s == nil {
+			s, err = SubscribeFrames(t.Context(), FrameSubscribeOptions{RuntimeDir: dir, Key: key + "-f", WaitForKey: 10 * time.Second, Newest: true})
+			require.NoError(t, err)
+			defer s.Close()
+		}
+		for width := 0; width != []int{320, 320, 160}[round]; width = int(s.Meta().Width) {
+			f, _ := readFrame(t, s, c)
+			require.NotZero(t, f.Seq)
+		}
+		require.NoError(t, pub.Close(framering.ReasonNormal))
+	}
+}

@@ -1,0 +1,272 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cfpipe/cfpipe/cudavmm"
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/shm"
+)
+
+// FrameSubscribeOptions describe a subscription to the frames of a key. Key must be set.
+type FrameSubscribeOptions struct {
+	RuntimeDir string         // "" = $CUFRAMES_RUNTIME_DIR, else framering.DefaultRuntimeDir
+	Key        string         // of the publication
+	Name       string         // shown in the publisher's table; "" = the program's name
+	Mode       framering.Mode // newest frames, or all in order
+	Wait       framering.Wait // how Next waits
+	Newest     bool           // begin with the frame that is the newest now
+	Device     int            // GPU on which frames in GPU memory are mapped
+
+	// WaitForKey is how long SubscribeFrames waits for a publisher with frames; 0 = not at all, negative = as long as the context lets it.
+	WaitForKey time.Duration
+	NoFollow   bool         // end with the publisher: Next returns ErrEnded then. A new generation of its frames is followed all the same
+	Logger     *slog.Logger // nil = silent
+}
+
+// ErrNoFrames: the key has packets and no frames (nobody decodes it, or not yet).
+var ErrNoFrames = errors.New("the key has no frames")
+
+// FrameSubscription reads the frames of a key and stays with it when its publisher begins a new generation (another size or format)
+// or another publisher takes over. Next is for one goroutine at a time; the other methods may be called from any.
+type FrameSubscription struct {
+	o      FrameSubscribeOptions
+	log    *slog.Logger
+	memory *cudavmm.Receiver
+
+	life    context.Context
+	endLife context.CancelFunc
+
+	mu         sync.Mutex
+	sub        *framering.Subscriber // nil between two publishers
+	reader     *framering.FrameReader
+	generation int
+	past       framering.FrameReaderStats
+
+	// Where the next attachment goes on: after frame after of the same publisher's numbers, or (0) with the oldest that there is.
+	follows bool
+	after   uint64
+}
+
+// SubscribeFrames connects to the publisher of a key, waiting for one with frames as long as the options say. Errors: ErrNoKey,
+// ErrNoFrames, cudavmm.ErrUnavailable (the frames lie on a GPU, and there is no driver here), refusals, the context's.
+func SubscribeFrames(ctx context.Context, o FrameSubscribeOptions) (*FrameSubscription, error) {
+	if err := framering.CheckKey(o.Key); err != nil {
+		return nil, err
+	}
+	s := &FrameSubscription{o: o, log: o.Logger, memory: cudavmm.NewReceiver(o.Device)}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.log = s.log.With("key", o.Key)
+	s.life, s.endLife = context.WithCancel(context.Background())
+	err := s.attach(ctx)
+	if err != nil && o.WaitForKey != 0 {
+		wait := ctx
+		if o.WaitForKey > 0 {
+			var cancel context.CancelFunc
+			wait, cancel = context.WithTimeoutCause(ctx, o.WaitForKey, errWaited)
+			defer cancel()
+		}
+		err = s.await(wait, err)
+	}
+	if err != nil {
+		s.endLife()
+		return nil, errors.Join(err, s.memory.Close())
+	}
+	return s, nil
+}
+
+// attach connects once.
+func (s *FrameSubscription) attach(ctx context.Context) error {
+	sub, err := framering.Dial(ctx, framering.DialOptions{
+		RuntimeDir: s.o.RuntimeDir, Key: s.o.Key, Name: s.o.Name, Flags: framering.WantsFrames, Mode: s.o.Mode,
+		CUDADevice: int32(s.o.Device), Logger: s.o.Logger,
+	})
+	var none *framering.NoPublisherError
+	switch {
+	case errors.As(err, &none):
+		return &NoKeyError{Key: s.o.Key, Path: none.Path}
+	case errors.Is(err, framering.ErrNotFound):
+		return fmt.Errorf("key %q: %w", s.o.Key, ErrNoFrames)
+	case err != nil:
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, err := sub.Frames(framering.FrameReaderOptions{
+		Memory: s.memory, Wait: s.o.Wait, Newest: s.o.Newest, Resume: s.follows, After: s.after,
+	})
+	if err == nil && s.life.Err() != nil {
+		err = errors.Join(ErrSubscriptionClosed, r.Close())
+	}
+	if err != nil {
+		return errors.Join(err, sub.Close())
+	}
+	s.sub, s.reader = sub, r
+	return nil
+}
+
+// await attaches as soon as there is a publisher with frames. It returns last when the time to wait is over.
+func (s *FrameSubscription) await(ctx context.Context, last error) error {
+	var appeared <-chan struct{}
+	if w, err := shm.WatchFor(framering.SocketPath(s.o.RuntimeDir, s.o.Key)); err == nil {
+		defer w.Close()
+		appeared = w.C
+	}
+	pause := firstPause
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			pause = min(2*pause, lastPause)
+		case <-appeared:
+			pause = firstPause
+		case <-ctx.Done():
+			if context.Cause(ctx) == errWaited {
+				return last
+			}
+			return ctx.Err()
+		}
+		err := s.attach(ctx)
+		if err == nil || errors.Is(err, cudavmm.ErrUnavailable) || errors.Is(err, cudavmm.ErrOtherDevice) || errors.Is(err, os.ErrClosed) {
+			return err
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+		timer.Reset(pause)
+	}
+}
+
+// Next blocks for the next frame and takes a lease on it, see framering.FrameReader.Next. Generation tells whether its Meta is the one
+// of the frame before. Errors: the context's, ErrEnded with NoFollow, ErrSubscriptionClosed.
+func (s *FrameSubscription) Next(ctx context.Context) (framering.Frame, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return framering.Frame{}, err
+		}
+		s.mu.Lock()
+		r, sub := s.reader, s.sub
+		s.mu.Unlock()
+		switch {
+		case s.life.Err() != nil:
+			return framering.Frame{}, ErrSubscriptionClosed
+		case r == nil:
+			if err := s.reconnect(ctx); err != nil {
+				return framering.Frame{}, err
+			}
+			continue
+		}
+		f, err := r.Next(ctx)
+		if err == nil {
+			s.after = f.Seq
+			return f, nil
+		}
+		ended := sub.Err()
+		if ended == nil && !errors.Is(err, shm.ErrFault) { // the caller has had enough, or Close
+			if errors.Is(err, os.ErrClosed) {
+				err = ErrSubscriptionClosed
+			}
+			return framering.Frame{}, err
+		}
+		s.leave()
+		var shutdown *framering.ShutdownError
+		upgrade := errors.As(ended, &shutdown) && shutdown.Reason == framering.ReasonUpgrade
+		if s.follows = true; !upgrade {
+			s.after = 0
+		}
+		if s.o.NoFollow && !upgrade {
+			return framering.Frame{}, fmt.Errorf("key %q: %w: %w", s.o.Key, ErrEnded, errors.Join(ended, err))
+		}
+		s.log.Info("the frames have ended", "cause", ended)
+	}
+}
+
+func (s *FrameSubscription) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reader == nil {
+		return
+	}
+	s.past = s.total()
+	_ = s.reader.Close()
+	_ = s.sub.Close()
+	s.reader, s.sub = nil, nil
+}
+
+func (s *FrameSubscription) reconnect(ctx context.Context) error {
+	actx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	s.mu.Lock()
+	s.generation++
+	s.mu.Unlock()
+	err := s.await(actx, nil)
+	switch {
+	case err == nil:
+		s.log.Info("following the next frames", "meta", fmt.Sprintf("%+v", s.Meta()))
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case s.life.Err() != nil:
+		err = ErrSubscriptionClosed
+	}
+	return err
+}
+
+// Meta is the layout of the frame that Next returned last.
+func (s *FrameSubscription) Meta() framering.FrameMeta {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reader == nil {
+		return framering.FrameMeta{}
+	}
+	return s.reader.Meta()
+}
+
+// Generation rises when the frames' layout may have changed. After Next it belongs to the frame that Next returned.
+func (s *FrameSubscription) Generation() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.generation
+}
+
+// Stats returns the counts over all generations.
+func (s *FrameSubscription) Stats() framering.FrameReaderStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.total()
+}
+
+func (s *FrameSubscription) total() framering.FrameReaderStats {
+	t := s.past
+	if s.reader != nil {
+		r := s.reader.Stats()
+		t.Read, t.Lost, t.Skipped, t.Overruns = t.Read+r.Read, t.Lost+r.Lost, t.Skipped+r.Skipped, t.Overruns+r.Overruns
+	}
+	return t
+}
+
+// Device returns the GPU that the frames are mapped on, for copies; it stays the subscription's.
+func (s *FrameSubscription) Device() (*cudavmm.Device, error) { return s.memory.Device() }
+
+// Close ends the subscription and a Next that waits. Leases must be released first. It is idempotent.
+func (s *FrameSubscription) Close() error {
+	s.endLife()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	if s.reader != nil {
+		s.past = s.total()
+		err = errors.Join(s.reader.Close(), s.sub.Close())
+		s.reader, s.sub = nil, nil
+	}
+	return errors.Join(err, s.memory.Close())
+}
