@@ -52,6 +52,8 @@ type FrameSubscription struct {
 	// Where the next attachment goes on: after frame after of the same publisher's numbers, or (0) with the oldest that there is.
 	follows bool
 	after   uint64
+
+	fruitless int // attachments in a row that brought no frame; of Next alone
 }
 
 // SubscribeFrames connects to the publisher of a key, waiting for one with frames as long as the options say. Errors: ErrNoKey,
@@ -68,13 +70,17 @@ func SubscribeFrames(ctx context.Context, o FrameSubscribeOptions) (*FrameSubscr
 	s.life, s.endLife = context.WithCancel(context.Background())
 	err := s.attach(ctx)
 	if err != nil && o.WaitForKey != 0 {
-		wait := ctx
+		waiting := ctx
 		if o.WaitForKey > 0 {
 			var cancel context.CancelFunc
-			wait, cancel = context.WithTimeoutCause(ctx, o.WaitForKey, errWaited)
+			waiting, cancel = context.WithTimeout(ctx, o.WaitForKey)
 			defer cancel()
 		}
-		err = s.await(wait, err)
+		err = s.await(ctx, waiting, err)
+	}
+	var none *NoKeyError
+	if errors.As(err, &none) {
+		err = noKey(o.RuntimeDir, o.Key)
 	}
 	if err != nil {
 		s.endLife()
@@ -113,15 +119,19 @@ func (s *FrameSubscription) attach(ctx context.Context) error {
 	return nil
 }
 
-// await attaches as soon as there is a publisher with frames. It returns last when the time to wait is over.
-func (s *FrameSubscription) await(ctx context.Context, last error) error {
+// await attaches as soon as there is a publisher with frames. When waiting ends first it returns last, the error of the attempt before;
+// when ctx ends, its error.
+func (s *FrameSubscription) await(ctx, waiting context.Context, last error) error {
 	var appeared <-chan struct{}
 	if w, err := shm.WatchFor(framering.SocketPath(s.o.RuntimeDir, s.o.Key)); err == nil {
 		defer w.Close()
 		appeared = w.C
 	}
 	pause := firstPause
-	timer := time.NewTimer(0)
+	if s.fruitless > 0 { // a publisher that lets subscribers in and ends them at once must not keep this process busy
+		pause = min(firstPause<<min(s.fruitless, 10), lastPause)
+	}
+	timer := time.NewTimer(pause - firstPause)
 	defer timer.Stop()
 	for {
 		select {
@@ -129,11 +139,11 @@ func (s *FrameSubscription) await(ctx context.Context, last error) error {
 			pause = min(2*pause, lastPause)
 		case <-appeared:
 			pause = firstPause
-		case <-ctx.Done():
-			if context.Cause(ctx) == errWaited {
-				return last
+		case <-waiting.Done():
+			if ctx.Err() != nil {
+				return ctx.Err()
 			}
-			return ctx.Err()
+			return last
 		}
 		err := s.attach(ctx)
 		if err == nil || errors.Is(err, cudavmm.ErrUnavailable) || errors.Is(err, cudavmm.ErrOtherDevice) || errors.Is(err, os.ErrClosed) {
@@ -167,7 +177,7 @@ func (s *FrameSubscription) Next(ctx context.Context) (framering.Frame, error) {
 		}
 		f, err := r.Next(ctx)
 		if err == nil {
-			s.after = f.Seq
+			s.after, s.fruitless = f.Seq, 0
 			return f, nil
 		}
 		ended := sub.Err()
@@ -209,7 +219,8 @@ func (s *FrameSubscription) reconnect(ctx context.Context) error {
 	s.mu.Lock()
 	s.generation++
 	s.mu.Unlock()
-	err := s.await(actx, nil)
+	err := s.await(actx, actx, nil)
+	s.fruitless++
 	switch {
 	case err == nil:
 		s.log.Info("following the next frames", "meta", fmt.Sprintf("%+v", s.Meta()))
