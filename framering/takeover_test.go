@@ -20,7 +20,7 @@ func TestKilledPublisher(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, 60*time.Second)
 	dir, key := place(t)
-	for range 5 {
+	for range 3 {
 		first, line := child(t, "publish", dir, key)
 		require.Equal(t, "ready", line)
 		s := subscribe(t, dir, key, WantsPackets)
@@ -81,8 +81,8 @@ func TestRacingCreators(t *testing.T) {
 	dead, line := child(t, "publish", dir, key)
 	require.Equal(t, "ready", line)
 	dead.Kill()
-	for round := range 6 {
-		const n = 4
+	for round := range 4 {
+		const n = 3
 		type result struct {
 			p    *testenv.Process
 			line string
