@@ -63,7 +63,6 @@ type offer struct {
 	packetPath string      // "" = no packet ring
 	codecID    uint32
 	initialSeq uint64 // of the packet ring: its last keyframe
-	frameSeq   uint64 // global_seq of the frame ring
 	shutDown   bool
 }
 

@@ -368,3 +368,37 @@ func TestSubscriptionDoesNotSpin(t *testing.T) {
 	require.Greater(t, s.Generation(), 2, "it keeps trying")
 	_ = p
 }
+
+// TestSubscriptionForeignPublisher: its ring has a name of its own, told as an absolute path, holds no lock, and shows no end
+// when its publisher ends.
+func TestSubscriptionForeignPublisher(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	dir, key := place(t)
+	origin := mustPublish(t, dir, key+"-origin")
+	feed(t, origin, 5, 12)
+	b, err := os.ReadFile(shm.Dir + "/" + origin.Ring().Path())
+	require.NoError(t, err)
+	ring := shm.Dir + "/cuframes-" + key + "-elsewhere"
+	require.NoError(t, os.WriteFile(ring, b, 0o600))
+	c, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key})
+	require.NoError(t, err)
+	c.EnablePackets(framering.PacketInfo{Path: ring, CodecID: 27})
+	require.NoError(t, c.Serve())
+
+	s := mustSubscribe(t, SubscribeOptions{RuntimeDir: dir, Key: key, Start: StartOldest})
+	take(t, s, 5)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	for i := 6; i <= 12; i++ {
+		take(t, s, i)
+	}
+	_, err = s.Next(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded, "alive and silent")
+	require.NoError(t, c.Close(framering.ReasonNormal))
+	p := mustPublish(t, dir, key)
+	feed(t, p, 5, 6)
+	require.NotZero(t, take(t, s, 5).Flags&packetring.FlagDiscontinuity)
+	take(t, s, 6)
+	require.Zero(t, s.Stats().Lost)
+}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -157,4 +159,55 @@ func TestInspect(t *testing.T) {
 	require.NoError(t, p.Close(framering.ReasonNormal))
 	_, err = execute(t.Context(), "inspect", "--runtime-dir", dir, key)
 	require.Equal(t, exitNotFound, exitStatus(err))
+}
+
+// TestDeadPublisherProcess is no test: it is the publisher that TestInspectDead kills.
+func TestDeadPublisherProcess(t *testing.T) {
+	dir, key := os.Getenv("PUBLISH_DIR"), os.Getenv("PUBLISH_KEY")
+	if key == "" {
+		t.Skip("runs as a child process of another test")
+	}
+	_, err := pipeline.Publish(pipeline.PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 173}})
+	require.NoError(t, err)
+	os.Stdout.WriteString("ready\n")
+	select {}
+}
+
+func TestInspectDead(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, err := os.MkdirTemp("", "cf")
+	require.NoError(t, err)
+	defer os.RemoveAll(dir)
+	key := "dead-" + rand.Text()[:10]
+	cmd := exec.Command(os.Args[0], "-test.run=^TestDeadPublisherProcess$")
+	cmd.Env = append(os.Environ(), "PUBLISH_DIR="+dir, "PUBLISH_KEY="+key)
+	child := testenv.StartCmd(t, cmd)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !strings.Contains(child.Stdout(), "ready\n") {
+			return errors.New("not ready")
+		}
+		return nil
+	})
+	out, err := execute(t.Context(), "inspect", "--runtime-dir", dir, key)
+	require.NoError(t, err)
+	require.Contains(t, out, "h265")
+	child.Kill()
+	defer func() {
+		p, err := pipeline.Publish(pipeline.PublishOptions{RuntimeDir: dir, Key: key})
+		require.NoError(t, err, "what is left is no obstacle")
+		require.NoError(t, p.Close(framering.ReasonNormal))
+	}()
+
+	out, err = execute(t.Context(), "ls", "--runtime-dir", dir)
+	require.NoError(t, err)
+	require.NotContains(t, out, key)
+	out, err = execute(t.Context(), "inspect", "--runtime-dir", dir, key)
+	require.Equal(t, exitNotFound, exitStatus(err))
+	require.Contains(t, out, "dead, left behind")
+	out, err = execute(t.Context(), "inspect", "--runtime-dir", dir, "--json", key)
+	require.Equal(t, exitNotFound, exitStatus(err))
+	var s pipeline.KeyStatus
+	require.NoError(t, json.Unmarshal([]byte(out), &s))
+	require.False(t, s.Alive)
+	require.Equal(t, child.Process.Pid, s.Packets.PID)
 }
