@@ -80,3 +80,9 @@ func hasWaitv() bool {
 func faulty(addr *uint32) bool {
 	return errors.Is(FutexWait(addr, 0, time.Nanosecond), ErrFault)
 }
+
+// FutexWaitBare is FutexWait without a bound and without telling the scheduler: nothing stands between the kernel's wake and the
+// caller, and the garbage collector waits for it. It is the yardstick of benchmarks, in processes that do nothing else.
+func FutexWaitBare(addr *uint32, val uint32) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(addr)), futexWait, uintptr(val), 0, 0, 0)
+}

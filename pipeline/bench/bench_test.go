@@ -1,0 +1,94 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "helper" {
+		if err := Helper(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// The figures are for a machine that does nothing else; here it is shown that all of them are there and that nothing stays behind.
+func TestRunPackets(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 2*time.Minute)
+	var steps []string
+	r, err := RunPackets(t.Context(), Packets{
+		Duration: 600 * time.Millisecond, Rates: []int{200}, Readers: 2, Helper: []string{"/proc/self/exe", "helper"},
+		Progress: func(s string) { steps = append(steps, s) },
+	})
+	require.NoError(t, err)
+	require.Len(t, steps, 6)
+	require.Len(t, r.Wakes, 2)
+	for _, w := range r.Wakes {
+		require.Positive(t, w.Ring.Count)
+		require.Positive(t, w.Bare.Count)
+		require.Positive(t, w.RatioP50)
+		require.GreaterOrEqual(t, w.Ring.P99, w.Ring.P50)
+	}
+	require.Positive(t, r.Busy.Ring.Count)
+	require.Zero(t, r.Stream.Lost)
+	require.Positive(t, r.Stream.Packets)
+	require.Positive(t, r.Stream.Ratio)
+	require.Len(t, r.CPU, 2)
+	var out bytes.Buffer
+	require.NoError(t, r.Write(&out))
+	for _, want := range []string{"WAKE-UP", "bare p99", "STREAM", "CPU", "GOAL", "busy-poll p50"} {
+		require.Contains(t, out.String(), want)
+	}
+	t.Log("\n" + out.String())
+	requireClean(t)
+}
+
+func TestRunPacketsEnds(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := RunPackets(ctx, Packets{
+		Duration: time.Hour, Helper: []string{"/proc/self/exe", "helper"}, Progress: func(string) { time.AfterFunc(200*time.Millisecond, cancel) },
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = RunPackets(t.Context(), Packets{Rates: []int{0}})
+	require.ErrorContains(t, err, "rate")
+	_, err = RunPackets(t.Context(), Packets{Helper: []string{"/bin/false"}})
+	require.Error(t, err)
+	require.Error(t, Helper(nil))
+	sweep(t)
+}
+
+// sweep removes what killed helpers could not.
+func sweep(t *testing.T) {
+	entries, err := os.ReadDir(shm.Dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), fmt.Sprintf("%sbench-%d", shm.Prefix, os.Getpid())) {
+			require.NoError(t, os.Remove(shm.Dir+"/"+e.Name()))
+		}
+	}
+}
+
+func requireClean(t *testing.T) {
+	entries, err := os.ReadDir(shm.Dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		require.False(t, strings.HasPrefix(e.Name(), fmt.Sprintf("%sbench-%d", shm.Prefix, os.Getpid())), e.Name())
+	}
+}

@@ -1,0 +1,97 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+)
+
+// board is a page of words that the processes of a measurement share, one cache line each: readiness, start, stop, progress.
+type board struct{ seg *shm.Segment }
+
+const (
+	boardLines = 128
+	lineSize   = 64
+
+	lineReady = iota - 2 // helpers that are ready
+	lineGo               // 1: start, 2: stop; a futex word
+	lineBare             // futex word of the bare wake-ups
+	lineStamp            // ns at which the bare word was changed
+	lineWaits            // 1: the stream's writer sleeps on a reader's progress
+	lineFirst            // progress of reader 0, 1 …
+)
+
+func newBoard() (*board, error) {
+	seg, err := shm.CreateLocked(fmt.Sprintf("%sbench-%d-board", shm.Prefix, os.Getpid()), boardLines*lineSize, shm.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return &board{seg}, nil
+}
+
+func openBoard(path string) (*board, error) {
+	seg, err := shm.Open(path, shm.OpenOptions{MinSize: boardLines * lineSize})
+	if err != nil {
+		return nil, err
+	}
+	return &board{seg}, nil
+}
+
+func (b *board) word(line int) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&b.seg.Bytes()[line*lineSize]))
+}
+
+func (b *board) futex(line int) *uint32 {
+	return (*uint32)(unsafe.Pointer(&b.seg.Bytes()[line*lineSize]))
+}
+
+func (b *board) set(line int, v uint64) {
+	b.word(line).Store(v)
+	shm.FutexWake(b.futex(line))
+}
+
+// ready tells the others that this process is, and waits for the start.
+func (b *board) ready() {
+	b.word(lineReady).Add(1)
+	for b.word(lineGo).Load() == 0 {
+		_ = shm.FutexWait(b.futex(lineGo), 0, time.Second)
+	}
+}
+
+func (b *board) stopped() bool { return b.word(lineGo).Load() >= 2 }
+
+// await waits until n processes are ready.
+func (b *board) await(ctx context.Context, n int) error {
+	for end := time.Now().Add(20 * time.Second); b.word(lineReady).Load() < uint64(n); time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("bench: %d of %d helper processes came up", b.word(lineReady).Load(), n)
+		}
+	}
+	return nil
+}
+
+// pause is what a benchmark does while its helpers work.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// mallocs returns the number of heap objects this process has ever made.
+func mallocs() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.Mallocs
+}

@@ -1,0 +1,251 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// Stream is the throughput of one writer and several readers, each a process, that copy every packet: the writer into the ring, each
+// reader out of it. The writer waits for the slowest reader, over a side channel of the benchmark (the ring has none), so that
+// nothing is lost. The reference is the same number of processes doing the same copies between the same kinds of memory with
+// nothing else: no order, no slots, no wake-ups, no waiting for each other. Both count all bytes copied, and run in turn.
+type Stream struct {
+	Readers        int     `json:"readers"`
+	Size           int     `json:"payload_bytes"`
+	Packets        uint64  `json:"packets_per_reader"`
+	Lost           uint64  `json:"lost"`
+	Ring           float64 `json:"ring_bytes_per_second"`
+	Memcpy         float64 `json:"memcpy_bytes_per_second"`
+	Ratio          float64 `json:"ratio"`
+	WriterAllocs   float64 `json:"allocations_per_packet_writer"`
+	ReaderAllocs   float64 `json:"allocations_per_packet_reader"`
+	PacketsASecond float64 `json:"packets_per_second"`
+	Rounds         int     `json:"rounds"`
+}
+
+const (
+	streamSize  = 64 << 10
+	streamSlots = 128
+	streamBytes = streamSlots * streamSize // 8 MiB, the default ring
+	// streamAhead is how far the writer gets ahead of the slowest reader.
+	streamAhead  = streamSlots * 3 / 4
+	streamRounds = 3
+)
+
+type streamArg struct {
+	Board, Ring, Key string
+	Index, Readers   int
+}
+
+type streamResult struct {
+	Bytes   uint64
+	Packets uint64
+	Lost    uint64
+	Allocs  uint64
+	Nanos   int64
+}
+
+func init() {
+	helpers["stream-writer"] = func(arg []byte) (any, error) {
+		a, b, err := streamSetUp(arg)
+		if err != nil {
+			return nil, err
+		}
+		w, err := packetring.Create(a.Key, packetring.Config{Slots: streamSlots, DataSize: streamBytes})
+		if err != nil {
+			return nil, err
+		}
+		defer w.Close()
+		p := packetring.Packet{Flags: packetring.FlagKey, Data: make([]byte, streamSize)}
+		b.ready()
+		var r streamResult
+		start, before := time.Now(), mallocs()
+		for !b.stopped() {
+			seq, err := w.Publish(p)
+			if err != nil {
+				return nil, err
+			}
+			r.Bytes += streamSize
+			r.Packets++
+			b.waitForReaders(seq, a.Readers)
+		}
+		r.Allocs, r.Nanos = mallocs()-before, int64(time.Since(start))
+		return r, w.Close()
+	}
+	helpers["stream-reader"] = func(arg []byte) (any, error) {
+		a, b, err := streamSetUp(arg)
+		if err != nil {
+			return nil, err
+		}
+		r, err := packetring.Open(a.Ring, packetring.ReaderOptions{})
+		if err != nil {
+			return nil, err
+		}
+		defer r.Close()
+		line, waits := lineFirst+a.Index, b.word(lineWaits)
+		progress := b.word(line)
+		b.ready()
+		start, before := time.Now(), mallocs()
+		for {
+			p, err := r.Next(context.Background())
+			if err != nil {
+				break // the writer has shut down
+			}
+			progress.Store(p.Seq)
+			if waits.Load() != 0 {
+				shm.FutexWake(b.futex(line))
+			}
+		}
+		s := r.Stats()
+		return streamResult{Bytes: s.Bytes, Packets: s.Read, Lost: s.Lost, Allocs: mallocs() - before, Nanos: int64(time.Since(start))}, nil
+	}
+	// memcpy-writer and memcpy-reader copy like the two above, from and to the same kind of memory.
+	helpers["memcpy-writer"] = func(arg []byte) (any, error) {
+		a, b, err := streamSetUp(arg)
+		if err != nil {
+			return nil, err
+		}
+		seg, err := shm.CreateLocked(a.Ring, streamBytes, shm.CreateOptions{})
+		if err != nil {
+			return nil, err
+		}
+		defer seg.Close()
+		block := make([]byte, streamSize)
+		return b.copyUntilStopped(func(i int) { copy(seg.Bytes()[i%streamSlots*streamSize:], block) }), nil
+	}
+	helpers["memcpy-reader"] = func(arg []byte) (any, error) {
+		a, b, err := streamSetUp(arg)
+		if err != nil {
+			return nil, err
+		}
+		seg, err := shm.Open(a.Ring, shm.OpenOptions{ReadOnly: true})
+		if err != nil {
+			return nil, err
+		}
+		defer seg.Close()
+		block := make([]byte, streamSize)
+		return b.copyUntilStopped(func(i int) { copy(block, seg.Bytes()[i%streamSlots*streamSize:]) }), nil
+	}
+}
+
+func streamSetUp(arg []byte) (a streamArg, b *board, err error) {
+	if err = json.Unmarshal(arg, &a); err != nil {
+		return a, nil, err
+	}
+	b, err = openBoard(a.Board)
+	return a, b, err
+}
+
+func (b *board) copyUntilStopped(f func(i int)) (r streamResult) {
+	b.ready()
+	start := time.Now()
+	for i := 0; !b.stopped(); i++ {
+		f(i)
+		r.Bytes += streamSize
+		r.Packets++
+	}
+	r.Nanos = int64(time.Since(start))
+	return r
+}
+
+// waitForReaders returns when no reader is streamAhead packets behind seq any more, or the measurement stops.
+func (b *board) waitForReaders(seq uint64, readers int) {
+	for i := range readers {
+		progress := b.word(lineFirst + i)
+		if seq-progress.Load() < streamAhead {
+			continue
+		}
+		b.word(lineWaits).Store(1)
+		// Half way down before it goes on: fewer, longer sleeps.
+		for now := progress.Load(); seq-now >= streamAhead/2 && !b.stopped(); now = progress.Load() {
+			_ = shm.FutexWait(b.futex(lineFirst+i), uint32(now), 10*time.Millisecond)
+		}
+		b.word(lineWaits).Store(0)
+	}
+}
+
+func (o Packets) stream(ctx context.Context) (Stream, error) {
+	s := Stream{Readers: o.Readers, Size: streamSize, Rounds: streamRounds}
+	var packets, writerAllocs, readerAllocs, read uint64
+	for range streamRounds {
+		d := o.Duration / streamRounds
+		ref, err := o.streamRound(ctx, "memcpy", d)
+		if err != nil {
+			return s, err
+		}
+		got, err := o.streamRound(ctx, "stream", d)
+		if err != nil {
+			return s, err
+		}
+		s.Memcpy += bytesASecond(ref) / streamRounds
+		s.Ring += bytesASecond(got) / streamRounds
+		packets += got[0].Packets
+		writerAllocs += got[0].Allocs
+		for _, r := range got[1:] {
+			s.Lost += r.Lost
+			readerAllocs += r.Allocs
+			read += r.Packets
+		}
+	}
+	s.Packets = read / uint64(o.Readers)
+	s.PacketsASecond = float64(packets) / o.Duration.Seconds()
+	s.WriterAllocs = float64(writerAllocs) / float64(max(packets, 1))
+	s.ReaderAllocs = float64(readerAllocs) / float64(max(read, 1))
+	s.Ratio = s.Ring / s.Memcpy
+	return s, nil
+}
+
+func bytesASecond(results []streamResult) (sum float64) {
+	for _, r := range results {
+		sum += float64(r.Bytes) / (float64(r.Nanos) / 1e9)
+	}
+	return sum
+}
+
+// rounds makes the names of one round's segments differ from those of the last.
+var rounds atomic.Int64
+
+// streamRound runs one writer and the readers of a kind; the writer's result comes first.
+func (o Packets) streamRound(ctx context.Context, kind string, d time.Duration) ([]streamResult, error) {
+	b, err := newBoard()
+	if err != nil {
+		return nil, err
+	}
+	defer b.seg.Close()
+	key := fmt.Sprintf("bench-%d-%d", os.Getpid(), rounds.Add(1))
+	a := streamArg{Board: b.seg.Name(), Key: key, Ring: shm.Prefix + key + "-packets", Readers: o.Readers}
+	procs := make([]*process, o.Readers+1)
+	defer func() { kill(procs...) }()
+	for i := range procs {
+		role := kind + "-reader"
+		if i == 0 {
+			role = kind + "-writer"
+		}
+		a.Index = i - 1
+		if procs[i], err = o.start(ctx, role, a); err != nil {
+			return nil, err
+		}
+		if err := b.await(ctx, i+1); err != nil {
+			return nil, err
+		}
+	}
+	b.set(lineGo, 1)
+	if err := pause(ctx, d); err != nil {
+		return nil, err
+	}
+	b.set(lineGo, 2)
+	results := make([]streamResult, len(procs))
+	for i, p := range procs {
+		if err := p.result(&results[i]); err != nil {
+			return nil, err
+		}
+	}
+	return results, nil
+}
