@@ -54,6 +54,7 @@ func newRootCommand() *cobra.Command {
 		return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
 	})
 	root.AddCommand(
+		newBenchCommand(o),
 		newDoctorCommand(o),
 		newIngestCommand(o),
 		newInspectCommand(o),

@@ -66,14 +66,18 @@ func (b *board) ready() {
 
 func (b *board) stopped() bool { return b.word(lineGo).Load() >= 2 }
 
-// await waits until n processes are ready.
-func (b *board) await(ctx context.Context, n int) error {
-	for end := time.Now().Add(20 * time.Second); b.word(lineReady).Load() < uint64(n); time.Sleep(time.Millisecond) {
-		if ctx.Err() != nil {
+// await waits until n processes are ready, of which p is the last one started.
+func (b *board) await(ctx context.Context, n int, p *process) error {
+	for b.word(lineReady).Load() < uint64(n) {
+		select {
+		case <-ctx.Done():
 			return ctx.Err()
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("bench: %d of %d helper processes came up", b.word(lineReady).Load(), n)
+		case <-p.ended:
+			if err := p.result(nil); err != nil {
+				return err
+			}
+			return fmt.Errorf("bench: %s ended before it was ready", p.role)
+		case <-time.After(time.Millisecond):
 		}
 	}
 	return nil

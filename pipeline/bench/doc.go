@@ -82,6 +82,8 @@ type process struct {
 	out    bytes.Buffer
 	stderr bytes.Buffer
 	role   string
+	ended  chan struct{} // closed when err is set
+	err    error
 }
 
 func (o Packets) start(ctx context.Context, role string, arg any) (*process, error) {
@@ -90,20 +92,24 @@ func (o Packets) start(ctx context.Context, role string, arg any) (*process, err
 		return nil, err
 	}
 	args := append(append([]string{}, o.Helper...), role, string(b))
-	p := &process{cmd: exec.CommandContext(ctx, args[0], args[1:]...), role: role}
+	p := &process{cmd: exec.CommandContext(ctx, args[0], args[1:]...), role: role, ended: make(chan struct{})}
 	// A thread that sits in a bare futex call must not be interrupted by the scheduler.
 	p.cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1")
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.stderr
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("bench: start %s: %w", role, err)
 	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
 	return p, nil
 }
 
 // result waits for the end of the process and decodes what it has printed.
 func (p *process) result(into any) error {
-	if err := p.cmd.Wait(); err != nil {
-		return fmt.Errorf("bench: %s: %w: %s", p.role, err, bytes.TrimSpace(p.stderr.Bytes()))
+	if <-p.ended; p.err != nil {
+		return fmt.Errorf("bench: %s: %w: %s", p.role, p.err, bytes.TrimSpace(p.stderr.Bytes()))
 	}
 	if into == nil {
 		return nil
@@ -117,9 +123,9 @@ func (p *process) result(into any) error {
 // kill ends processes that are still there after an error.
 func kill(procs ...*process) {
 	for _, p := range procs {
-		if p != nil && p.cmd.ProcessState == nil {
+		if p != nil {
 			_ = p.cmd.Process.Kill()
-			_ = p.cmd.Wait()
+			<-p.ended
 		}
 	}
 }

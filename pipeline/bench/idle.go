@@ -128,7 +128,7 @@ func (o Packets) cpu(ctx context.Context, load string, rate int) (CPU, error) {
 		if procs[i], err = o.start(ctx, role, a); err != nil {
 			return c, err
 		}
-		if err := b.await(ctx, i+1); err != nil {
+		if err := b.await(ctx, i+1, procs[i]); err != nil {
 			return c, err
 		}
 	}

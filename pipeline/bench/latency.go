@@ -179,7 +179,7 @@ func (o Packets) latency(ctx context.Context, name string, mode packetring.Wait,
 		if procs[i], err = o.start(ctx, role, a); err != nil {
 			return w, err
 		}
-		if err := b.await(ctx, i+1); err != nil { // the reader needs the publisher's ring
+		if err := b.await(ctx, i+1, procs[i]); err != nil { // the reader needs the publisher's ring
 			return w, err
 		}
 	}

@@ -232,7 +232,7 @@ func (o Packets) streamRound(ctx context.Context, kind string, d time.Duration) 
 		if procs[i], err = o.start(ctx, role, a); err != nil {
 			return nil, err
 		}
-		if err := b.await(ctx, i+1); err != nil {
+		if err := b.await(ctx, i+1, procs[i]); err != nil {
 			return nil, err
 		}
 	}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/pipeline/bench"
+)
+
+func newBenchCommand(o *globalOptions) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure this machine",
+		Long: "Measures throughput, latency and CPU use on this machine, each figure against a reference that is\n" +
+			"timed in the same run (plain memory copies, bare futex wake-ups), by helper processes of its own.",
+		Args: args(cobra.NoArgs),
+	}
+	c.AddCommand(newBenchPacketsCommand(o), &cobra.Command{
+		Use: "helper", Hidden: true, DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, a []string) error { return bench.Helper(a) },
+	})
+	return c
+}
+
+func newBenchPacketsCommand(o *globalOptions) *cobra.Command {
+	var b bench.Packets
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "packets",
+		Short: "Measure the packet ring",
+		Long: "Measures the packet ring between processes:\n" +
+			"  wake-up   from before the publish to the return of the read in a process that slept in between,\n" +
+			"            against a bare futex wake-up between two processes, timed in turn with it\n" +
+			"  busy-poll the same for a reader that spins\n" +
+			"  stream    64 KiB packets to all readers without loss, against the same copies by as many processes\n" +
+			"            with nothing else to do; and heap allocations per packet\n" +
+			"  CPU       of an idle publisher and idle readers, and of those of a 4 Mbit/s camera\n\n" +
+			"A busy machine makes every figure worse; the load average is printed with the result. The whole takes\n" +
+			"about ten times --duration. The exit status is 0 whether the goals are met or not.",
+		Example: "  cfpipe bench packets\n  cfpipe bench packets --duration 10s --rate 25 --json | jq .goals\n" + exitStatusHelp,
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b.Progress = func(what string) { o.Logger.Info("measuring", "what", what) }
+			r, err := bench.RunPackets(cmd.Context(), b)
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if asJSON {
+				e := json.NewEncoder(out)
+				e.SetIndent("", "  ")
+				return e.Encode(r)
+			}
+			return r.Write(out)
+		},
+	}
+	f := c.Flags()
+	f.DurationVar(&b.Duration, "duration", 3*time.Second, "of each measurement")
+	f.IntSliceVar(&b.Rates, "rate", []int{100, 1000}, "packets a second of the wake-up measurements")
+	f.IntVar(&b.Size, "size", 4096, "payload bytes of the wake-up measurements")
+	f.IntVar(&b.Readers, "readers", 4, "reader processes of the stream")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return c
+}
