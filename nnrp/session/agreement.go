@@ -1,7 +1,9 @@
 package session
 
 import (
+	"fmt"
 	"math/bits"
+	"strings"
 	"time"
 
 	"github.com/cfpipe/cfpipe/nnrp"
@@ -119,15 +121,16 @@ func Negotiate(hello *nnrp.ClientHello, policy *Policy, sessionID uint32) (*nnrp
 	for _, c := range [...]struct {
 		name            string
 		offered, spoken uint32
+		ids             func(uint32) string
 	}{
-		{"profile", hello.SupportedProfileBitmap, nnrp.ProfileTensorBit},
-		{"payload kind", hello.SupportedPayloadKindBitmap, nnrp.PayloadTensorBit | nnrp.PayloadTensorBit<<nnrp.PayloadTensorSDK},
-		{"codec", hello.SupportedCodecBitmap, codecBitmap(p.Codecs)},
-		{"dtype", hello.SupportedDTypeBitmap, p.DTypes},
-		{"layout", hello.SupportedLayoutBitmap, p.Layouts},
+		{"profile", hello.SupportedProfileBitmap, nnrp.ProfileTensorBit, hex},
+		{"payload kind", hello.SupportedPayloadKindBitmap, nnrp.PayloadTensorBit | nnrp.PayloadTensorBit<<nnrp.PayloadTensorSDK, hex},
+		{"codec", hello.SupportedCodecBitmap, codecBitmap(p.Codecs), hex},
+		{"dtype", hello.SupportedDTypeBitmap, p.DTypes, names[nnrp.DType]},
+		{"layout", hello.SupportedLayoutBitmap, p.Layouts, names[nnrp.Layout]},
 	} {
 		if c.offered&c.spoken == 0 {
-			return nil, nil, nnrp.NewError(nnrp.CodeUnsupportedCapability, "%s bitmap %#x offered, %#x is spoken here", c.name, c.offered, c.spoken)
+			return nil, nil, nnrp.NewError(nnrp.CodeUnsupportedCapability, "%s: %s offered, %s is spoken here", c.name, c.ids(c.offered), c.ids(c.spoken))
 		}
 	}
 	a.Lanes = min(max(hello.MaxLaneCount, 1), p.Lanes)
@@ -176,6 +179,23 @@ func Negotiate(hello *nnrp.ClientHello, policy *Policy, sessionID uint32) (*nnrp
 		ack.ServerFlags |= nnrp.ServerCacheEnabled
 	}
 	return ack, a, nil
+}
+
+func hex(bitmap uint32) string { return fmt.Sprintf("%#x", bitmap) }
+
+// names lists the ids of a bitmap by name.
+func names[T interface {
+	~uint8
+	String() string
+}](bitmap uint32) string {
+	if bitmap == 0 {
+		return "nothing"
+	}
+	var list []string
+	for ; bitmap != 0; bitmap &= bitmap - 1 {
+		list = append(list, T(bits.TrailingZeros32(bitmap)).String())
+	}
+	return strings.Join(list, "|")
 }
 
 // Agree reads a SERVER_HELLO_ACK as the client that sent hello. A server that accepts what was not offered is refused.
