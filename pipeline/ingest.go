@@ -59,6 +59,7 @@ type Ingest struct {
 	log   *slog.Logger
 	sink  *ingestSink
 	state ingestState
+	good  time.Duration // goodFor
 }
 
 // NewIngest checks the options. The error Is framering.ErrInvalidArg when they cannot work.
@@ -86,7 +87,7 @@ func NewIngest(o IngestOptions) (*Ingest, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	in := &Ingest{o: o, log: o.Logger.With("key", o.Key)}
+	in := &Ingest{o: o, log: o.Logger.With("key", o.Key), good: goodFor}
 	in.sink = newIngestSink(in)
 	return in, nil
 }
@@ -147,7 +148,7 @@ func (in *Ingest) run(ctx context.Context) error {
 		case errors.Is(err, media.ErrUnsupported):
 			return err
 		}
-		if good >= goodFor {
+		if good >= in.good {
 			backoff = in.o.Backoff
 		}
 		if err == nil {
