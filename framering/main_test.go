@@ -98,13 +98,19 @@ func place(t testing.TB) (dir, key string) {
 // publish starts a publisher and closes it after the test.
 func publish(t testing.TB, o PublisherOptions, packets bool) *Publisher {
 	t.Helper()
+	return publishPatient(t, o, packets, handshakeTimeout)
+}
+
+// publishPatient is publish with a patience for peers in their handshake.
+func publishPatient(t testing.TB, o PublisherOptions, packets bool, patience time.Duration) *Publisher {
+	t.Helper()
 	p, err := NewPublisher(o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close(ReasonNormal)) })
 	if packets {
 		p.EnablePackets(PacketInfo{Path: PacketShmName(o.Key), CodecID: 27, InitialSeq: func() uint64 { return 41 }})
 	}
-	p.patience = 300 * time.Millisecond
+	p.patience = patience
 	require.NoError(t, p.Serve())
 	return p
 }

@@ -66,7 +66,7 @@ type RingStatus struct {
 	BufferedPackets int          `json:"buffered_packets"` // whole in the ring
 	BufferedBytes   int          `json:"buffered_bytes"`
 	BufferedSeconds float64      `json:"buffered_seconds"`
-	Packets         []SlotStatus `json:"packets"` // oldest first
+	Packets         []SlotStatus `json:"packets,omitempty"` // oldest first
 }
 
 // SlotStatus is a packet in the ring.
@@ -182,7 +182,7 @@ func statusOf(p framering.Publication, now time.Time) KeyStatus {
 		}
 		if sub.LastAckNS > 0 {
 			lag := newest - min(sub.LastSeenSeq, newest)
-			seen := max(now.Sub(time.Unix(0, sub.LastAckNS)).Seconds(), 0)
+			seen := round(max(now.Sub(time.Unix(0, sub.LastAckNS)).Seconds(), 0))
 			r.Lag, r.SeenSeconds = &lag, &seen
 		}
 		s.Readers = append(s.Readers, r)
@@ -243,15 +243,18 @@ func (s *KeyStatus) addRing(r packetring.Snapshot, now time.Time) {
 	newest := r.Packets[n-1]
 	stale := false
 	if age := now.Sub(time.Unix(0, newest.PTS)).Seconds(); math.Abs(age) < 366*24*3600 { // else it is no wall clock
-		age = max(age, 0)
+		age = round(max(age, 0))
 		s.AgeSeconds = &age
 		stale = age > staleAfter.Seconds()
 	}
 	if st.BufferedSeconds = secondsBetween(r.Packets[0].DTS, newest.DTS); st.BufferedSeconds > 0 && !stale {
-		s.PacketsPerSecond = float64(n-1) / st.BufferedSeconds
-		s.KbitPerSecond = float64(st.BufferedBytes-newest.Size) * 8 / 1000 / st.BufferedSeconds
+		s.PacketsPerSecond = round(float64(n-1) / st.BufferedSeconds)
+		s.KbitPerSecond = round(float64(st.BufferedBytes-newest.Size) * 8 / 1000 / st.BufferedSeconds)
 	}
 }
+
+// round keeps what a reading of shared memory is worth.
+func round(x float64) float64 { return math.Round(x*1000) / 1000 }
 
 // secondsBetween returns the time from a to b, 0 where it goes back or overflows.
 func secondsBetween(a, b int64) float64 {

@@ -31,6 +31,9 @@ func newInspectCommand(o *globalOptions) *cobra.Command {
 				if w.JSON {
 					return s, err
 				}
+				if w.Watch && s.Packets != nil { // what fits on a screen
+					s.Packets.Packets = s.Packets.Packets[max(len(s.Packets.Packets)-watchedPackets, 0):]
+				}
 				return nil, errors.Join(printKey(out, s), err)
 			})
 		},
@@ -38,6 +41,9 @@ func newInspectCommand(o *globalOptions) *cobra.Command {
 	w.addFlags(c)
 	return c
 }
+
+// watchedPackets is how many packets inspect --watch shows: the newest ones.
+const watchedPackets = 16
 
 // printKey prints what inspect shows.
 func printKey(out io.Writer, s pipeline.KeyStatus) error {

@@ -45,7 +45,7 @@ func newLsCommand(o *globalOptions) *cobra.Command {
 					}
 					return keys, nil
 				}
-				if len(keys) == 0 {
+				if len(keys) == 0 && !w.Watch {
 					o.Logger.Info("no publishers", "runtime_dir", o.RuntimeDir)
 				}
 				return nil, printKeys(out, keys)

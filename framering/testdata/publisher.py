@@ -47,6 +47,7 @@ send(5, struct.pack("<IQQ12x", 1, 5 * 4096, 4096), [fd])
 send(0xF0, b"")
 kind, p = receive()
 assert kind == 0xF1, kind
+print("ponged", flush=True)
 kind, p = receive()
 assert kind == 0x10, kind
 print("unsubscribed " + name, flush=True)
