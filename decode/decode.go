@@ -10,6 +10,7 @@ import (
 	"runtime"
 
 	"github.com/cfpipe/cfpipe/cudavmm"
+	_ "github.com/cfpipe/cfpipe/internal/av" // FFmpeg's messages go where it says, not to standard error
 )
 
 // Codec ids, FFmpeg's numbers.

@@ -43,6 +43,11 @@ type IngestOptions struct {
 	PacketSlots int // of the video's packet ring; 0 = 1024
 	PacketBytes int // of its data; 0 = 16 MiB
 
+	// Decode puts decoded pictures of the video under the same key; nil = none. Its Key, Publisher and what concerns both stages are
+	// filled in.
+	Decode  *DecodeOptions
+	Decoded *DecodeCounter // the counts of that; may be nil
+
 	Duration time.Duration // stop after so much; 0 = never
 	// Stagger is the span over which sources that start together are spread: each waits a random part of it first.
 	Stagger time.Duration

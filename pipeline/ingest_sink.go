@@ -34,7 +34,8 @@ type output struct {
 	want media.Track // as the source describes it now
 	have media.Track // as published
 	pub  *Publication
-	gap  bool // the next packet has to be marked
+	dec  *decoding // beside pub
+	gap  bool      // the next packet has to be marked
 	seen trackState
 	told time.Time // when a packet that was too large was last reported
 }
@@ -140,8 +141,9 @@ func (o *output) close(reason framering.Reason) error {
 	if o.pub == nil {
 		return nil
 	}
+	o.dec.stop()
 	err := o.pub.Close(reason)
-	o.pub = nil
+	o.pub, o.dec = nil, nil
 	return err
 }
 
@@ -203,6 +205,9 @@ func (o *output) follow() error {
 		return err
 	}
 	o.pub, o.have = pub, o.want
+	if o.in.o.Decode != nil && o.kind == media.Video {
+		o.dec = startDecoding(*o.in.o.Decode, o.in.o, pub, o.in.o.Decoded)
+	}
 	o.seen.codec.Store(c.CodecID)
 	o.in.o.Logger.Info("publishing", "key", o.key, "codec", codecName(c.CodecID), "ring_bytes", c.DataSize)
 	return nil

@@ -23,11 +23,13 @@ func newIngestCommand(o *globalOptions) *cobra.Command {
 	var src pipeline.SourceOptions
 	var passwordFile string
 	var packetBytes byteSize
+	var d decodeFlags
 	c := &cobra.Command{
 		Use:   "ingest SOURCE --key KEY",
 		Short: "Bring a camera into shared memory",
-		Long: `Ingest connects to SOURCE and publishes its access units as they come, nothing is decoded: video as KEY, audio as KEY-audio.
-Any number of other processes then read them: record, relay, packets, programs of your own.
+		Long: `Ingest connects to SOURCE and publishes its access units as they come: video as KEY, audio as KEY-audio. Any number of other
+processes then read them: record, relay, packets, programs of your own. Nothing is decoded unless --decode asks for it; the
+pictures are then the frames of KEY.
 
 SOURCE is a camera's URL (rtsp:// or rtsps://), a file, "-" for standard input, or anything else that FFmpeg opens. A camera is
 connected to again whenever it goes away, after 1 s, then longer, up to a minute while it does not last; the rings stay
@@ -55,6 +57,12 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 			case 1, 2, 4:
 			default:
 				return usageError{fmt.Errorf("--protocol %d: want 4, 2 or 1", i.Protocol)}
+			}
+			if d.mode != "off" {
+				if err := d.parse(); err != nil {
+					return err
+				}
+				i.Decode = &d.options
 			}
 			if err := sourcePassword(&src, passwordFile); err != nil {
 				return err
@@ -96,6 +104,8 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 	f.BoolVar(&i.NoAudio, "no-audio", false, "leave audio out")
 	f.IntVar(&i.PacketSlots, "packet-slots", 0, "access units that the packet ring holds, at most 1024 (default 1024)")
 	f.Var(&packetBytes, "packet-bytes", "bytes that the packet ring holds (default 16MiB)")
+	f.StringVar(&d.mode, "decode", "off", "pictures of the video under the same key: off, auto (NVDEC where it can, else the CPU), cuda or cpu")
+	d.add(f)
 	f.Uint32Var(&i.Protocol, "protocol", 4, "dialect of the control socket: 4, 2 or 1")
 	f.DurationVar(&i.Duration, "duration", 0, "stop after so much; 0 = when stopped")
 	f.BoolVar(&src.Loop, "loop", false, "files: begin again at the end")

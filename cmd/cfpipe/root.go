@@ -55,7 +55,9 @@ func newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(
 		newBenchCommand(o),
+		newDecodeCommand(o),
 		newDoctorCommand(o),
+		newFramesCommand(o),
 		newIngestCommand(o),
 		newInspectCommand(o),
 		newLsCommand(o),
@@ -63,6 +65,7 @@ func newRootCommand() *cobra.Command {
 		newRecordCommand(o),
 		newTestcamCommand(o),
 		newRelayCommand(o),
+		newSnapshotCommand(o),
 	)
 	return root
 }

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+func newSnapshotCommand(o *globalOptions) *cobra.Command {
+	var s pipeline.SnapshotOptions
+	var out string
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "snapshot KEY -o FILE",
+		Short: "Save the newest picture of a camera as JPEG or PNG",
+		Long: `Snapshot takes the newest picture of KEY: from its frame ring where there is one, else by decoding from the last keyframe in its
+packet ring. The file's name chooses the format (.jpg, .jpeg or .png); "-" writes a JPEG to standard output. The file appears in one
+step, a reader never sees half of it.` + "\n" + exitStatusHelp,
+		Example: "  cfpipe snapshot cam1 -o cam1.jpg\n  cfpipe snapshot cam1 -o - | curl -T - https://…",
+		Args:    args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			switch ext := strings.ToLower(filepath.Ext(out)); {
+			case out == "-", ext == ".jpg", ext == ".jpeg":
+				s.Format = av.JPEG
+			case ext == ".png":
+				s.Format = av.PNG
+			case out == "":
+				return usageError{fmt.Errorf("-o is missing (see %s --help)", cmd.CommandPath())}
+			default:
+				return usageError{fmt.Errorf("-o %q: the name must end in .jpg or .png", out)}
+			}
+			if s.Quality < 1 || s.Quality > 31 {
+				return usageError{fmt.Errorf("--quality %d: want 1 (best) to 31", s.Quality)}
+			}
+			if out == "-" && isScreen(cmd.OutOrStdout()) {
+				return usageError{errBinary}
+			}
+			av.SetLogger(o.Logger)
+			s.RuntimeDir, s.Key, s.Logger = o.RuntimeDir, a[0], o.Logger
+			b, info, err := pipeline.Snapshot(cmd.Context(), s)
+			if err != nil {
+				return err
+			}
+			if out == "-" {
+				_, err = cmd.OutOrStdout().Write(b)
+				return err
+			}
+			if err := writeWhole(out, b); err != nil {
+				return err
+			}
+			if asJSON {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]any{
+					"path": out, "bytes": len(b), "width": info.Width, "height": info.Height, "pts_ns": info.PTS, "seq": info.Seq, "from": info.From,
+				})
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&out, "output", "o", "", "file to write, or - for standard output")
+	f.IntVar(&s.Quality, "quality", 3, "JPEG: 1 (best) to 31")
+	f.DurationVar(&s.WaitForKey, "wait", 0, "how long to wait for KEY")
+	f.IntVar(&s.Device, "device", 0, "GPU on which frames in GPU memory are read")
+	f.BoolVar(&asJSON, "json", false, "print a line of JSON about the picture")
+	return c
+}
+
+// writeWhole puts a file in its place in one step.
+func writeWhole(path string, b []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Chmod(f.Name(), 0o644)
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
