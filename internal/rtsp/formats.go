@@ -90,60 +90,6 @@ func formatOf(t media.Track, payloadType uint8) (format.Format, error) {
 	return nil, fmt.Errorf("codec %d: %w", t.CodecID, ErrUnsupportedCodec)
 }
 
-// trackOf is the reverse of formatOf, for what a peer's SDP describes.
-func trackOf(f format.Format) (media.Track, error) {
-	t := media.Track{Kind: media.Video, Name: "video", ClockRate: videoClockRate}
-	audio := func(id uint32, rate, channels, bits int) media.Track {
-		return media.Track{Kind: media.Audio, Name: "audio", CodecID: id, ClockRate: rate, Channels: channels, BitsPerSample: bits,
-			Extradata: media.AudioText(rate, channels, bits)}
-	}
-	switch f := f.(type) {
-	case *format.H264:
-		sps, pps := f.SafeParams()
-		t.CodecID, t.Extradata = media.H264, annexB(sps, pps)
-	case *format.H265:
-		vps, sps, pps := f.SafeParams()
-		t.CodecID, t.Extradata = media.HEVC, annexB(vps, sps, pps)
-	case *format.AV1:
-		t.CodecID = media.AV1
-	case *format.MJPEG:
-		t.CodecID = media.MJPEG
-	case *format.MPEG4Audio:
-		if f.Config == nil {
-			return t, errors.New("AAC without a configuration")
-		}
-		b, err := f.Config.Marshal()
-		if err != nil {
-			return t, fmt.Errorf("write AudioSpecificConfig: %w", err)
-		}
-		t = audio(media.AAC, f.ClockRate(), f.Config.ChannelCount, 0)
-		t.Extradata = b
-	case *format.Opus:
-		t = audio(media.Opus, 48000, f.ChannelCount, 0)
-		t.Extradata = opusHead(f.ChannelCount)
-	case *format.G711:
-		id := media.PCMAlaw
-		if f.MULaw {
-			id = media.PCMMulaw
-		}
-		t = audio(id, f.SampleRate, f.ChannelCount, 0)
-	case *format.G726:
-		id := media.G726LE
-		if f.BigEndian {
-			id = media.G726
-		}
-		t = audio(id, 8000, 1, f.BitRate/8)
-	case *format.LPCM:
-		if f.BitDepth != 16 {
-			return t, fmt.Errorf("L%d: %w", f.BitDepth, ErrUnsupportedCodec)
-		}
-		t = audio(media.PCMS16BE, f.SampleRate, f.ChannelCount, 0)
-	default:
-		return t, fmt.Errorf("%s: %w", f.Codec(), ErrUnsupportedCodec)
-	}
-	return t, nil
-}
-
 // describe makes the SDP description of the tracks; their order is that of the media.
 func describe(tracks []media.Track) (*description.Session, error) {
 	desc := &description.Session{Title: "cfpipe"}
@@ -166,16 +112,6 @@ func keepFirst(have, nal []byte) []byte {
 		return have
 	}
 	return bytes.Clone(nal)
-}
-
-func annexB(nals ...[]byte) []byte {
-	var b []byte
-	for _, nal := range nals {
-		if len(nal) > 0 {
-			b = bitstream.AppendNAL(b, nal)
-		}
-	}
-	return b
 }
 
 // forEachParameterSet calls f with every NAL unit of the extradata of an H.264 or H.265 track, in Annex B, avcC or hvcC form.
