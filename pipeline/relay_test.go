@@ -128,7 +128,7 @@ func startRelay(t *testing.T, o RelayOptions) string {
 func encodeClip(t *testing.T, name string, args ...string) *testcam.Clip {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	all := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc2=size=640x360:rate=25:duration=4",
+	all := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc2=size=320x180:rate=25:duration=4",
 		"-f", "lavfi", "-i", "sine=frequency=300:duration=4", "-pix_fmt", "yuv420p"}, args...)
 	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), append(all, path)...).CombinedOutput()
 	require.NoError(t, err, string(out))

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/bluenviron/gortsplib/v4/pkg/format"
-	"github.com/pion/rtp"
 
 	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
@@ -50,12 +49,7 @@ func payloaderOf(t media.Track, f format.Format) (payloader, error) {
 	case *format.AV1:
 		return &av1Payloader{}, nil
 	case *format.MJPEG:
-		e, err := f.CreateEncoder()
-		if err != nil {
-			return nil, err
-		}
-		e.PayloadMaxSize = maxRTPPayload
-		return &libraryPayloader{encode: e.Encode}, nil
+		return &jpegPayloader{}, nil
 	}
 	return nil, fmt.Errorf("codec %d: %w", t.CodecID, ErrUnsupportedCodec)
 }
@@ -217,22 +211,6 @@ func (p *samplePayloader) payloads(unit []byte, out rtpSink) error {
 	}
 	if len(unit) > 0 {
 		out.payload(nil, unit, false, ticks)
-	}
-	return nil
-}
-
-// libraryPayloader lets the RTP library split units of codecs whose rate of packets is low or whose format is involved.
-type libraryPayloader struct {
-	encode func([]byte) ([]*rtp.Packet, error)
-}
-
-func (p *libraryPayloader) payloads(unit []byte, out rtpSink) error {
-	packets, err := p.encode(unit)
-	if err != nil {
-		return err
-	}
-	for i, pkt := range packets {
-		out.payload(nil, pkt.Payload, i == len(packets)-1, pkt.Timestamp)
 	}
 	return nil
 }

@@ -1,0 +1,93 @@
+package pipeline
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/bitstream"
+	"github.com/cfpipe/cfpipe/internal/testcam"
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// Camera, ingest, relay and reader as processes of their own: what the reader receives is what the camera sent, and a keyframe
+// comes at once from the ring though the camera's next one is far away.
+func TestRelayChain(t *testing.T) {
+	testenv.Watchdog(t, 2*time.Minute)
+	bin := testenv.Binary(t)
+	clip := encodeClip(t, "chain.mp4", "-c:v", "libx264", "-preset", "veryfast", "-g", "50", "-bf", "2", "-c:a", "aac")
+	camera, err := testcam.Start(testcam.Options{Clip: clip})
+	require.NoError(t, err)
+	t.Cleanup(camera.Close)
+	dir, key := t.TempDir(), relayKey(t)
+	testenv.Start(t, bin, "--runtime-dir", dir, "ingest", camera.URL(0), "--key", key)
+	addr := startRelay(t, RelayOptions{RuntimeDir: dir, Multicast: "239.255.43.0/24", Listen: "0.0.0.0:0"})
+	_, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	url := "rtsp://127.0.0.1:" + port + "/" + key
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for _, k := range []string{key, key + audioSuffix} {
+		sub, err := Subscribe(ctx, SubscribeOptions{RuntimeDir: dir, Key: k, WaitForKey: -1})
+		require.NoError(t, err)
+		_, err = sub.Next(ctx)
+		require.NoError(t, err)
+		sub.Close()
+	}
+	for _, transport := range []string{"tcp", "udp", "udp_multicast"} {
+		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
+			got := received(t, url, 4, "-rtsp_transport", transport)
+			require.Greater(t, len(got["0"]), 60)
+			requireGapless(t, clip, 0, got["0"])
+			requireGapless(t, clip, 1, got["1"])
+		})
+	}
+	t.Run("gstreamer", func(t *testing.T) {
+		t.Parallel()
+		gst := testenv.NeedTool(t, "gst-launch-1.0")
+		out := t.TempDir() + "/out.h264"
+		cmd := exec.Command(gst, "-q", "rtspsrc", "location="+url, "protocols=tcp", "!", "rtph264depay", "!", "video/x-h264,stream-format=byte-stream,alignment=nal",
+			"!", "identity", "eos-after=80", "!", "filesink", "location="+out)
+		b, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(b))
+		received, err := os.ReadFile(out)
+		require.NoError(t, err)
+		got := unitSlices(clip.Tracks()[0].CodecID, received)
+		require.Greater(t, len(got), 60)
+		requireRepeats(t, slicesOf(clip), got)
+	})
+}
+
+// slicesOf is the digest of every slice of the clip, in order.
+func slicesOf(clip *testcam.Clip) (list []string) {
+	for _, p := range clip.Packets(0) {
+		list = append(list, unitSlices(clip.Tracks()[0].CodecID, p.Data)...)
+	}
+	return list
+}
+
+func unitSlices(codec uint32, b []byte) (list []string) {
+	for nal := range bitstream.NALs(b) {
+		if bitstream.Classify(codec, nal).Slice {
+			list = append(list, digest(nal))
+		}
+	}
+	return list
+}
+
+// requireRepeats checks that got is a gapless part of the endless repetition of want.
+func requireRepeats(t *testing.T, want, got []string) {
+	t.Helper()
+	start := slices.Index(want, got[0])
+	require.GreaterOrEqual(t, start, 0, "the first one is none of the clip's")
+	for i := range got {
+		require.Equal(t, want[(start+i)%len(want)], got[i], "number %d of %d", i, len(got))
+	}
+}
