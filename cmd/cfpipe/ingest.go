@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -90,6 +91,9 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 			tuneMemory()
 			err = in.Run(cmd.Context())
 			status.clear()
+			if errors.Is(err, context.Canceled) && cmd.Context().Err() != nil {
+				return nil // stopped by a signal
+			}
 			if errors.Is(err, framering.ErrInvalidArg) || errors.Is(err, media.ErrUnsupported) {
 				err = usageError{err}
 			}

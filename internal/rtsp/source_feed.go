@@ -28,13 +28,14 @@ type feed struct {
 }
 
 type feedTrack struct {
-	feed   *feed
-	index  int
-	format *rtpFormat
-	order  order
-	depack depacketizer
-	clock  *clock.Track
-	dts    *clock.DTS
+	feed    *feed
+	index   int
+	format  *rtpFormat
+	arrived rtpPacket // the packet at hand, so that it need not be allocated
+	order   order
+	depack  depacketizer
+	clock   *clock.Track
+	dts     *clock.DTS
 
 	ssrc     uint32 // of the camera
 	lastSR   uint64
@@ -100,26 +101,24 @@ func (f *feed) announce() error {
 
 // rtp takes a packet as it came from the network.
 func (t *feedTrack) rtp(b []byte, at clock.Instant) error {
-	var p rtpPacket
-	if !parseRTP(b, &p) {
-		t.feed.stats.malformed.Add(1)
-		return nil
-	}
-	p.at = at
 	f := t.feed
-	f.lastPacket.Store(at.Mono)
-	f.bye.Store(0)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if int(p.kind) != t.format.payload && !t.takes(p.kind) {
+	p := &t.arrived
+	if !parseRTP(b, p) || int(p.kind) != t.format.payload && !t.takes(p.kind) {
 		f.stats.malformed.Add(1)
 		return nil
 	}
+	p.at = at
+	f.lastPacket.Store(at.Mono)
+	f.bye.Store(0)
 	f.stats.rtpPackets.Add(1)
 	t.ssrc = p.ssrc
 	missing := t.order.missing
-	t.order.push(&p)
-	f.stats.rtpLost.Add(t.order.missing - missing)
+	t.order.push(p)
+	if n := t.order.missing - missing; n > 0 {
+		f.stats.rtpLost.Add(n)
+	}
 	return f.err
 }
 
