@@ -52,6 +52,9 @@ func Export(ctx context.Context, o ExportOptions) error {
 		return err
 	}
 	defer in.Close()
+	if info, ok := in.audioInfo(); ok {
+		_ = e.describe(item{Track: audioTrack, Info: &info}) // audio alone never fails a stream
+	}
 	err = e.run(ctx, in)
 	if e.w != nil {
 		if _, ferr := e.w.Finish(0); ferr != nil && err == nil {

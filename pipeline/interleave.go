@@ -10,9 +10,6 @@ import (
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
-// AudioSuffix is what the key of a camera's audio ends in: <key>-audio.
-const AudioSuffix = "-audio"
-
 const (
 	// holdFor is how long a packet waits for the other track to come up to its time. Cameras send audio some 10 to 100 ms apart
 	// from the video; what comes later than this is passed on out of order.
@@ -91,11 +88,19 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 	life, stop := context.WithCancel(context.Background())
 	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour)}
 	in.video = newTrackFeed(life, sub, videoTrack)
-	if o.NoAudio || len(o.Key)+len(AudioSuffix) > 63 {
+	if o.NoAudio || len(o.Key)+len(audioSuffix) > 63 {
 		close(in.done)
 		return in, nil
 	}
-	go in.findAudio(life, o.SubscribeOptions)
+	audio := o.SubscribeOptions
+	audio.Key += audioSuffix
+	audio.Start, audio.WaitForKey, audio.NoFollow = StartOldest, 0, false
+	if sub, err := Subscribe(ctx, audio); err == nil {
+		in.audio = newTrackFeed(life, sub, audioTrack)
+		close(in.done)
+		return in, nil
+	}
+	go in.findAudio(life, audio)
 	select {
 	case sub := <-in.found:
 		in.audio = newTrackFeed(life, sub, audioTrack)
@@ -108,8 +113,7 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 // findAudio waits for the audio key as long as it takes.
 func (in *interleaver) findAudio(ctx context.Context, o SubscribeOptions) {
 	defer close(in.done)
-	o.Key += AudioSuffix
-	o.Start, o.WaitForKey, o.NoFollow = StartOldest, -1, false
+	o.WaitForKey = -1
 	sub, err := Subscribe(ctx, o)
 	if err != nil {
 		if ctx.Err() == nil {
@@ -298,6 +302,15 @@ func (f *trackFeed) accept(it item) {
 func (in *interleaver) take(f *trackFeed) item {
 	in.used = f
 	return f.head
+}
+
+// audioInfo describes the audio that was there from the start.
+func (in *interleaver) audioInfo() (packetring.Info, bool) {
+	if in.audio == nil {
+		return packetring.Info{}, false
+	}
+	info := in.audio.sub.Info()
+	return info, info.CodecID != 0
 }
 
 // Close ends reading. It waits for the feeds.

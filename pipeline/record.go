@@ -39,7 +39,7 @@ type RecordProgress struct {
 }
 
 // wallSlack is how much longer than Duration a recording may take by the clock on the wall when the camera falls silent.
-const wallSlack = 5 * time.Second
+const wallSlack = 3 * time.Second
 
 // Record writes a key's packets, and its audio, into files until Duration is over (nil) or ctx is done (ctx's error); the open
 // file is finished in both cases. It stays when publishers come and go, and when the disk cannot take the files: it goes on
@@ -78,6 +78,9 @@ func Record(ctx context.Context, o RecordOptions) error {
 		Format: r.o.Format, Length: o.Segment, Fsync: o.Fsync, Done: r.done, Started: r.started,
 		Create: func(t time.Time) (mux.File, error) { return pattern.Create(t) },
 	}, media.Track{}, nil)
+	if info, ok := in.audioInfo(); ok { // known before the first file is opened
+		r.describe(audioTrack, info)
+	}
 	err = r.run(ctx, in)
 	if cerr := r.segmenter.Close(); cerr != nil {
 		err = errors.Join(err, fmt.Errorf("record %s: %w", o.Key, cerr))
@@ -93,13 +96,13 @@ type recorder struct {
 	audio     *media.Track
 	described bool // the video is known
 
-	failing   bool // the disk does not take the files
-	told      time.Time
-	files     int
-	begin     int64 // DTS of the first packet
-	newest    int64
-	progress  RecordProgress
-	progessed time.Time
+	failing    bool // the disk does not take the files
+	told       time.Time
+	files      int
+	begin      int64 // DTS of the first packet
+	newest     int64
+	progress   RecordProgress
+	progressed time.Time
 }
 
 func (r *recorder) run(ctx context.Context, in *interleaver) error {
@@ -168,8 +171,8 @@ func (r *recorder) write(it item) error {
 	r.progress.Packets++
 	r.progress.Bytes += uint64(len(it.Data))
 	if r.o.Progress != nil {
-		if now := time.Now(); now.Sub(r.progessed) >= time.Second {
-			r.progessed = now
+		if now := time.Now(); now.Sub(r.progressed) >= time.Second {
+			r.progressed = now
 			r.progress.Time = time.Unix(0, it.PTS)
 			r.progress.Recorded = time.Duration(it.DTS - r.begin)
 			r.o.Progress(r.progress)

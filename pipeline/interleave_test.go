@@ -1,0 +1,193 @@
+package pipeline
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// pair is a video and an audio publication.
+type pair struct {
+	t            *testing.T
+	dir, key     string
+	video, audio *Publication
+	base         int64
+}
+
+func newPair(t *testing.T, audio bool) *pair {
+	t.Helper()
+	p := &pair{t: t, base: time.Now().UnixNano()}
+	p.dir, p.key = place(t)
+	p.video = p.publish(p.key, media.H264)
+	if audio {
+		p.audio = p.publish(p.key+audioSuffix, media.AAC)
+	}
+	return p
+}
+
+func (p *pair) publish(key string, codec uint32) *Publication {
+	p.t.Helper()
+	pub, err := Publish(PublishOptions{RuntimeDir: p.dir, Key: key, Packets: packetring.Config{CodecID: codec, Slots: 512, DataSize: 1 << 20}})
+	require.NoError(p.t, err)
+	p.t.Cleanup(func() { _ = pub.Close(framering.ReasonNormal) })
+	return pub
+}
+
+func (p *pair) send(pub *Publication, at time.Duration, key bool) {
+	p.t.Helper()
+	flags := packetring.FlagLastInAU
+	if key {
+		flags |= packetring.FlagKey
+	}
+	_, err := pub.Packet(packetring.Packet{PTS: p.base + int64(at), DTS: p.base + int64(at), Flags: flags, Data: []byte("data")})
+	require.NoError(p.t, err)
+}
+
+func (p *pair) open() *interleaver {
+	p.t.Helper()
+	in, err := newInterleaver(p.t.Context(), interleaverOptions{SubscribeOptions: SubscribeOptions{RuntimeDir: p.dir, Key: p.key, Start: StartOldest}})
+	require.NoError(p.t, err)
+	return in
+}
+
+func (p *pair) read(in *interleaver, n int) (items []item) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), 20*time.Second)
+	defer cancel()
+	for range n {
+		it, err := in.next(ctx)
+		require.NoError(p.t, err)
+		items = append(items, it)
+	}
+	return items
+}
+
+// Two rings that were filled one after the other come out in the order of time.
+func TestInterleaveOrder(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	p := newPair(t, true)
+	for i := range 100 {
+		p.send(p.video, time.Duration(i)*40*time.Millisecond, i%25 == 0)
+	}
+	for i := range 200 {
+		p.send(p.audio, time.Duration(i)*20*time.Millisecond, true)
+	}
+	in := p.open()
+	defer in.Close()
+	items := p.read(in, 298)
+	for i := 1; i < len(items); i++ {
+		require.GreaterOrEqual(t, items[i].PTS, items[i-1].PTS, "packet %d", i)
+	}
+	require.NotNil(t, items[0].Info)
+	require.Nil(t, items[5].Info)
+}
+
+// Audio that has stopped holds the video up once, not at every packet; and it is taken in again when it comes back.
+func TestInterleaveSilence(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	p := newPair(t, true)
+	p.send(p.audio, 0, true)
+	for i := range 200 {
+		p.send(p.video, time.Duration(i)*40*time.Millisecond, i%25 == 0)
+	}
+	in := p.open()
+	defer in.Close()
+	start := time.Now()
+	p.read(in, 201)
+	require.Less(t, time.Since(start), 2*holdFor)
+	p.send(p.audio, 8*time.Second, true)
+	require.Equal(t, audioTrack, p.read(in, 1)[0].Track)
+	p.send(p.video, 8*time.Second+40*time.Millisecond, false)
+	require.Equal(t, videoTrack, p.read(in, 1)[0].Track)
+}
+
+// Audio that is always late by more than the wait does not slow the video down.
+func TestInterleaveLateAudio(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	p := newPair(t, true)
+	late := holdFor + 300*time.Millisecond
+	start := time.Now()
+	go func() {
+		for i := range 150 {
+			at := time.Duration(i) * 20 * time.Millisecond
+			time.Sleep(time.Until(start.Add(at)))
+			if i%2 == 0 {
+				_, _ = p.video.Packet(packetring.Packet{PTS: p.base + int64(at), DTS: p.base + int64(at), Flags: packetring.FlagKey | packetring.FlagLastInAU, Data: []byte("v")})
+			}
+			if at >= late {
+				_, _ = p.audio.Packet(packetring.Packet{PTS: p.base + int64(at-late), DTS: p.base + int64(at-late), Flags: packetring.FlagKey | packetring.FlagLastInAU, Data: []byte("a")})
+			}
+		}
+	}()
+	in := p.open()
+	defer in.Close()
+	video := 0
+	for video < 70 {
+		if p.read(in, 1)[0].Track == videoTrack {
+			video++
+		}
+	}
+	require.Less(t, time.Since(start), 69*40*time.Millisecond+holdFor+500*time.Millisecond)
+}
+
+// Audio that is published later is found; a key without audio is read without waiting.
+func TestInterleaveAudioAppears(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	testenv.CheckLeaks(t)
+	p := newPair(t, false)
+	p.send(p.video, 0, true)
+	in := p.open()
+	defer in.Close()
+	p.read(in, 1)
+	p.audio = p.publish(p.key+audioSuffix, media.AAC)
+	p.send(p.audio, 10*time.Millisecond, true)
+	it := p.read(in, 1)[0]
+	require.Equal(t, audioTrack, it.Track)
+	require.Equal(t, media.AAC, it.Info.CodecID)
+	require.NoError(t, p.audio.Close(framering.ReasonNormal))
+	require.NoError(t, p.video.Close(framering.ReasonNormal))
+}
+
+// A publisher that sends a NAL unit at a time, and one whose clock is not Unix time.
+func TestInterleaveForeign(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	p := newPair(t, false)
+	p.base = 5e9 // since that machine was started
+	for i := range 4 {
+		for n, part := range []string{"sps", "pps", "slice"} {
+			var flags packetring.Flags
+			if n == 0 && i == 0 {
+				flags |= packetring.FlagKey
+			}
+			if n == 2 {
+				flags |= packetring.FlagLastInAU
+			}
+			_, err := p.video.Packet(packetring.Packet{PTS: p.base + int64(i)*4e7, DTS: p.base + int64(i)*4e7, Flags: flags, Data: []byte(part)})
+			require.NoError(t, err)
+		}
+	}
+	in := p.open()
+	defer in.Close()
+	before := time.Now()
+	items := p.read(in, 4)
+	for i, it := range items {
+		require.Equal(t, "spsppsslice", string(it.Data))
+		require.Equal(t, i == 0, it.Flags&packetring.FlagKey != 0)
+		require.WithinRange(t, time.Unix(0, it.PTS), before.Add(-time.Second), time.Now().Add(time.Second))
+	}
+	require.EqualValues(t, 12e7, items[3].PTS-items[0].PTS)
+}
+
+func TestInterleaveNoKey(t *testing.T) {
+	dir, key := place(t)
+	_, err := newInterleaver(t.Context(), interleaverOptions{SubscribeOptions: SubscribeOptions{RuntimeDir: dir, Key: key}})
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
