@@ -10,6 +10,9 @@ import (
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
+// AudioSuffix makes the key of a source's audio: <key>-audio.
+const AudioSuffix = "-audio"
+
 const (
 	// holdFor is how long a packet waits for the other track to come up to its time. Cameras send audio some 10 to 100 ms apart
 	// from the video; what comes later than this is passed on out of order.
@@ -88,12 +91,12 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 	life, stop := context.WithCancel(context.Background())
 	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour)}
 	in.video = newTrackFeed(life, sub, videoTrack)
-	if o.NoAudio || len(o.Key)+len(audioSuffix) > 63 {
+	if o.NoAudio || len(o.Key)+len(AudioSuffix) > 63 {
 		close(in.done)
 		return in, nil
 	}
 	audio := o.SubscribeOptions
-	audio.Key += audioSuffix
+	audio.Key += AudioSuffix
 	audio.Start, audio.WaitForKey, audio.NoFollow = StartOldest, 0, false
 	if sub, err := Subscribe(ctx, audio); err == nil {
 		in.audio = newTrackFeed(life, sub, audioTrack)

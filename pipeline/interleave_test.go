@@ -28,7 +28,7 @@ func newPair(t *testing.T, audio bool) *pair {
 	p.dir, p.key = place(t)
 	p.video = p.publish(p.key, media.H264)
 	if audio {
-		p.audio = p.publish(p.key+audioSuffix, media.AAC)
+		p.audio = p.publish(p.key+AudioSuffix, media.AAC)
 	}
 	return p
 }
@@ -147,7 +147,7 @@ func TestInterleaveAudioAppears(t *testing.T) {
 	in := p.open()
 	defer in.Close()
 	p.read(in, 1)
-	p.audio = p.publish(p.key+audioSuffix, media.AAC)
+	p.audio = p.publish(p.key+AudioSuffix, media.AAC)
 	p.send(p.audio, 10*time.Millisecond, true)
 	it := p.read(in, 1)[0]
 	require.Equal(t, audioTrack, it.Track)

@@ -256,7 +256,7 @@ func TestRecordDiskFull(t *testing.T) {
 	cam := publishClip(t, dir, key, clip, 0)
 	defer cam.stop()
 	var k kept
-	var log lockedText
+	var log logText
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
@@ -304,19 +304,19 @@ func TestRecordDiskFull(t *testing.T) {
 	require.Contains(t, log.String(), "goes on")
 }
 
-// lockedText is a log that can be read while it is written.
-type lockedText struct {
+// logText is a log that can be read while it is written.
+type logText struct {
 	mu sync.Mutex
 	b  strings.Builder
 }
 
-func (l *lockedText) Write(b []byte) (int, error) {
+func (l *logText) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.Write(b)
 }
 
-func (l *lockedText) String() string {
+func (l *logText) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()

@@ -80,7 +80,7 @@ func watchKeys(ctx context.Context, o RelayOptions) {
 			alive[p.Key] = true
 			if !known[p.Key] {
 				o.Logger.Info("relay: stream", "key", p.Key)
-				if o.OnStream != nil && !strings.HasSuffix(p.Key, audioSuffix) {
+				if o.OnStream != nil && !strings.HasSuffix(p.Key, AudioSuffix) {
 					o.OnStream(p.Key)
 				}
 			}
@@ -99,14 +99,11 @@ func watchKeys(ctx context.Context, o RelayOptions) {
 	}
 }
 
-// audioSuffix makes the key of a source's audio.
-const audioSuffix = "-audio"
-
 // serves tells whether a path is among the keys: a named key stands for its audio and its second resolution too.
 func serves(keys []string, path string) bool {
 	return len(keys) == 0 || slices.ContainsFunc(keys, func(key string) bool {
 		rest, ok := strings.CutPrefix(path, key)
-		return ok && (rest == "" || rest == audioSuffix || rest == "-sub" || rest == "-sub"+audioSuffix)
+		return ok && (rest == "" || rest == AudioSuffix || rest == "-sub" || rest == "-sub"+AudioSuffix)
 	})
 }
 
@@ -143,14 +140,14 @@ func (c *relayCatalog) Tracks(path string) ([]media.Track, error) {
 		return nil, err
 	}
 	tracks := []media.Track{first}
-	if first.Kind == media.Video && framering.CheckKey(path+audioSuffix) == nil {
-		switch audio, err := c.track(path + audioSuffix); {
+	if first.Kind == media.Video && framering.CheckKey(path+AudioSuffix) == nil {
+		switch audio, err := c.track(path + AudioSuffix); {
 		case err == nil && audio.Kind == media.Audio && rtsp.CanCarry(audio) == nil:
 			tracks = append(tracks, audio)
 		case err == nil:
-			c.o.Logger.Warn("relay: audio is not served", "key", path+audioSuffix, "error", rtsp.CanCarry(audio))
+			c.o.Logger.Warn("relay: audio is not served", "key", path+AudioSuffix, "error", rtsp.CanCarry(audio))
 		case !errors.Is(err, os.ErrNotExist):
-			c.o.Logger.Warn("relay: audio is not served", "key", path+audioSuffix, "error", err)
+			c.o.Logger.Warn("relay: audio is not served", "key", path+AudioSuffix, "error", err)
 		}
 	}
 	return tracks, nil
@@ -163,7 +160,7 @@ func (c *relayCatalog) Open(path string, tracks []int) (rtsp.StreamReader, error
 		cursor := &r.tracks[min(t, 1)]
 		cursor.key = path
 		if t > 0 { // audio begins where the video did
-			cursor.key += audioSuffix
+			cursor.key += AudioSuffix
 			cursor.waits = len(tracks) > 1
 			continue
 		}

@@ -33,7 +33,7 @@ func TestRelayChain(t *testing.T) {
 	url := "rtsp://127.0.0.1:" + port + "/" + key
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	for _, k := range []string{key, key + audioSuffix} {
+	for _, k := range []string{key, key + AudioSuffix} {
 		sub, err := Subscribe(ctx, SubscribeOptions{RuntimeDir: dir, Key: k, WaitForKey: -1})
 		require.NoError(t, err)
 		_, err = sub.Next(ctx)

@@ -56,7 +56,7 @@ func (l *live) start() {
 	for i, track := range tracks {
 		key := l.key
 		if track.Kind == media.Audio {
-			key += audioSuffix
+			key += AudioSuffix
 		}
 		pub, err := Publish(PublishOptions{RuntimeDir: l.dir, Key: key, Packets: packetring.Config{
 			Slots: 1024, DataSize: 16 << 20, CodecID: track.CodecID, Extradata: track.Extradata}})
