@@ -28,8 +28,8 @@ const (
 
 // CacheKey is the 128-bit digest that names an object.
 type CacheKey struct {
-	Hi uint64 `json:"key_hi"`
-	Lo uint64 `json:"key_lo"`
+	Hi uint64
+	Lo uint64
 }
 
 // KeyOf returns the first 128 bits of the object's SHA-256: Hi is bytes 0–7, Lo bytes 8–15, both big-endian.
@@ -52,13 +52,13 @@ const (
 //	8      8    key_hi         32     4    codec_bitmap
 //	16     8    key_lo         36     4    flags
 type CachePut struct {
-	Namespace  uint32 `json:"namespace"`
-	ObjectKind uint32 `json:"object_kind"`
+	Namespace  uint32
+	ObjectKind uint32
 	CacheKey
-	TTLMs       uint32 `json:"ttl_ms"`
-	CodecBitmap uint32 `json:"codec_bitmap"`
-	Flags       uint32 `json:"flags"`
-	Object      []byte `json:"-"`
+	TTLMs       uint32
+	CodecBitmap uint32
+	Flags       uint32
+	Object      []byte
 }
 
 // Type returns CACHE_PUT.
@@ -116,14 +116,14 @@ const (
 //	8      8    key_hi         32     4    detail_code
 //	16     8    key_lo         36     4    reserved
 type CacheAck struct {
-	Namespace uint32 `json:"namespace"`
-	Status    uint32 `json:"status"`
+	Namespace uint32
+	Status    uint32
 	CacheKey
-	AcceptedTTLMs  uint32 `json:"accepted_ttl_ms"`
-	MaxObjectBytes uint32 `json:"max_object_bytes"`
-	DetailCode     uint32 `json:"detail_code"`
-	Reserved       uint32 `json:"reserved"`
-	Extensions     []byte `json:"-"`
+	AcceptedTTLMs  uint32
+	MaxObjectBytes uint32
+	DetailCode     uint32
+	Reserved       uint32
+	Extensions     []byte
 }
 
 // Type returns CACHE_ACK.
@@ -182,12 +182,12 @@ const (
 //	4      4    namespace      24     4    object_kind
 //	8      8    key_hi         28     4    reason_code
 type CacheInvalidate struct {
-	Scope     uint32 `json:"scope"`
-	Namespace uint32 `json:"namespace"`
+	Scope     uint32
+	Namespace uint32
 	CacheKey
-	ObjectKind uint32 `json:"object_kind"`
-	ReasonCode uint32 `json:"reason_code"`
-	Extensions []byte `json:"-"`
+	ObjectKind uint32
+	ReasonCode uint32
+	Extensions []byte
 }
 
 // Type returns CACHE_INVALIDATE.

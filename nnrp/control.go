@@ -23,15 +23,15 @@ const MaxDiagnostic = 1024
 //	24     4    view_id
 //	28     4    diagnostic_bytes
 type ErrorMessage struct {
-	Code         ErrorCode `json:"code"`
-	Scope        Scope     `json:"scope"`
-	IsFatal      uint32    `json:"is_fatal"`
-	RetryAfterMs uint32    `json:"retry_after_ms"`
-	SessionID    uint32    `json:"session_id"`
-	FrameID      uint32    `json:"frame_id"`
-	ViewID       uint32    `json:"view_id"`
-	Diagnostic   []byte    `json:"-"`
-	Extensions   []byte    `json:"-"`
+	Code         ErrorCode
+	Scope        Scope
+	IsFatal      uint32
+	RetryAfterMs uint32
+	SessionID    uint32
+	FrameID      uint32
+	ViewID       uint32
+	Diagnostic   []byte
+	Extensions   []byte
 }
 
 // Message returns the ERROR that tells the peer about e.
@@ -107,7 +107,7 @@ func (m *ErrorMessage) Parse(h *Header, payload []byte, l *Limits) error {
 
 // Close is CLOSE: header, and an optional control_extension_block.
 type Close struct {
-	Extensions []byte `json:"-"`
+	Extensions []byte
 }
 
 // Type returns CLOSE.
@@ -135,7 +135,7 @@ func (m *Close) Parse(h *Header, payload []byte, l *Limits) error {
 
 // Bare is a message that is its header alone: FRAME_CANCEL, RESULT_DROP, PING, PONG.
 type Bare struct {
-	Msg MsgType `json:"-"`
+	Msg MsgType
 }
 
 // Type returns m.Msg.

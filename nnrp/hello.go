@@ -21,29 +21,29 @@ const ClientHelloLen = 64
 //	28     2    cache_digest_bitmap            56     4    auth_bytes
 //	30     2    cache_object_bitmap            60     4    control_extension_bytes
 type ClientHello struct {
-	MinVersionMajor            uint8  `json:"min_version_major"`
-	MaxVersionMajor            uint8  `json:"max_version_major"`
-	SupportedStageBitmap       uint16 `json:"supported_stage_bitmap"`
-	SupportedProfileBitmap     uint32 `json:"supported_profile_bitmap"`
-	SupportedPayloadKindBitmap uint32 `json:"supported_payload_kind_bitmap"`
-	SupportedCodecBitmap       uint32 `json:"supported_codec_bitmap"`
-	SupportedCompressionBitmap uint32 `json:"supported_compression_bitmap"`
-	SupportedDTypeBitmap       uint32 `json:"supported_dtype_bitmap"`
-	SupportedLayoutBitmap      uint32 `json:"supported_layout_bitmap"`
-	CacheDigestBitmap          uint16 `json:"cache_digest_bitmap"`
-	CacheObjectBitmap          uint16 `json:"cache_object_bitmap"`
-	CacheNamespaceCount        uint16 `json:"cache_namespace_count"`
-	MaxLaneCount               uint16 `json:"max_lane_count"`
-	MaxCacheEntries            uint32 `json:"max_cache_entries"`
-	MaxCacheBytes              uint32 `json:"max_cache_bytes"`
-	TargetCadenceX100          uint16 `json:"target_cadence_x100"`
-	LatencyBudgetMs            uint16 `json:"latency_budget_ms"`
-	QualityTier                uint16 `json:"quality_tier"`
-	DegradePolicy              uint16 `json:"degrade_policy"`
-	RequestedSessionID         uint32 `json:"requested_session_id"`
-	Auth                       []byte `json:"-"` // secret: never printed
-	Extensions                 []byte `json:"-"` // control_extension_block
-	SDK                        bool   `json:"-"` // the body is in the public SDKs' order
+	MinVersionMajor            uint8
+	MaxVersionMajor            uint8
+	SupportedStageBitmap       uint16
+	SupportedProfileBitmap     uint32
+	SupportedPayloadKindBitmap uint32
+	SupportedCodecBitmap       uint32
+	SupportedCompressionBitmap uint32
+	SupportedDTypeBitmap       uint32
+	SupportedLayoutBitmap      uint32
+	CacheDigestBitmap          uint16
+	CacheObjectBitmap          uint16
+	CacheNamespaceCount        uint16
+	MaxLaneCount               uint16
+	MaxCacheEntries            uint32
+	MaxCacheBytes              uint32
+	TargetCadenceX100          uint16
+	LatencyBudgetMs            uint16
+	QualityTier                uint16
+	DegradePolicy              uint16
+	RequestedSessionID         uint32
+	Auth                       []byte // secret: never printed
+	Extensions                 []byte // control_extension_block
+	SDK                        bool   // the body is in the public SDKs' order
 }
 
 // Type returns CLIENT_HELLO.
@@ -179,32 +179,32 @@ const ServerHelloAckLen = 80
 //	36     4    cache_object_bitmap
 //	40     4    max_cache_entries
 type ServerHelloAck struct {
-	SelectedVersionMajor      uint8  `json:"selected_version_major"`
-	SelectedWireFormat        uint8  `json:"selected_wire_format"`
-	AuthStatus                uint8  `json:"auth_status"`
-	Reserved0                 uint8  `json:"reserved0"`
-	SessionID                 uint32 `json:"session_id"`
-	AcceptedProfileBitmap     uint32 `json:"accepted_profile_bitmap"`
-	AcceptedPayloadKindBitmap uint32 `json:"accepted_payload_kind_bitmap"`
-	AcceptedCodecBitmap       uint32 `json:"accepted_codec_bitmap"`
-	AcceptedCompressionBitmap uint32 `json:"accepted_compression_bitmap"`
-	AcceptedDTypeBitmap       uint32 `json:"accepted_dtype_bitmap"`
-	AcceptedLayoutBitmap      uint32 `json:"accepted_layout_bitmap"`
-	CacheDigestBitmap         uint32 `json:"cache_digest_bitmap"`
-	CacheObjectBitmap         uint32 `json:"cache_object_bitmap"`
-	MaxCacheEntries           uint32 `json:"max_cache_entries"`
-	MaxCacheBytes             uint32 `json:"max_cache_bytes"`
-	MaxLaneCount              uint16 `json:"max_lane_count"`
-	MaxConcurrentFrames       uint16 `json:"max_concurrent_frames"`
-	TargetCadenceX100         uint16 `json:"target_cadence_x100"`
-	LatencyBudgetMs           uint16 `json:"latency_budget_ms"`
-	QualityTier               uint16 `json:"quality_tier"`
-	DegradePolicy             uint16 `json:"degrade_policy"`
-	MaxBodyBytes              uint32 `json:"max_body_bytes"`
-	TokenTTLMs                uint32 `json:"token_ttl_ms"`
-	RetryAfterMs              uint32 `json:"retry_after_ms"`
-	ServerFlags               uint32 `json:"server_flags"`
-	Extensions                []byte `json:"-"` // control_extension_block
+	SelectedVersionMajor      uint8
+	SelectedWireFormat        uint8
+	AuthStatus                uint8
+	Reserved0                 uint8
+	SessionID                 uint32
+	AcceptedProfileBitmap     uint32
+	AcceptedPayloadKindBitmap uint32
+	AcceptedCodecBitmap       uint32
+	AcceptedCompressionBitmap uint32
+	AcceptedDTypeBitmap       uint32
+	AcceptedLayoutBitmap      uint32
+	CacheDigestBitmap         uint32
+	CacheObjectBitmap         uint32
+	MaxCacheEntries           uint32
+	MaxCacheBytes             uint32
+	MaxLaneCount              uint16
+	MaxConcurrentFrames       uint16
+	TargetCadenceX100         uint16
+	LatencyBudgetMs           uint16
+	QualityTier               uint16
+	DegradePolicy             uint16
+	MaxBodyBytes              uint32
+	TokenTTLMs                uint32
+	RetryAfterMs              uint32
+	ServerFlags               uint32
+	Extensions                []byte // control_extension_block
 }
 
 // server_flags.

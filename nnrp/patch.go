@@ -28,17 +28,17 @@ const (
 //	8      4    target_cadence_x100   28     4    preferred_compression_bitmap
 //	12     2    quality_tier          32     4    profile_patch_bytes
 type SessionPatch struct {
-	ProfileID                  uint16 `json:"profile_id"`
-	Reserved0                  uint16 `json:"reserved0"`
-	PatchMask                  uint32 `json:"patch_mask"`
-	TargetCadenceX100          uint32 `json:"target_cadence_x100"`
-	QualityTier                uint16 `json:"quality_tier"`
-	DegradePolicy              uint16 `json:"degrade_policy"`
-	ActiveLaneMask             uint64 `json:"active_lane_mask"`
-	PreferredCodecBitmap       uint32 `json:"preferred_codec_bitmap"`
-	PreferredCompressionBitmap uint32 `json:"preferred_compression_bitmap"`
-	ProfilePatch               []byte `json:"-"` // begins with a TensorClamp for the tensor profile
-	Extensions                 []byte `json:"-"`
+	ProfileID                  uint16
+	Reserved0                  uint16
+	PatchMask                  uint32
+	TargetCadenceX100          uint32
+	QualityTier                uint16
+	DegradePolicy              uint16
+	ActiveLaneMask             uint64
+	PreferredCodecBitmap       uint32
+	PreferredCompressionBitmap uint32
+	ProfilePatch               []byte // begins with a TensorClamp for the tensor profile
+	Extensions                 []byte
 }
 
 // Type returns SESSION_PATCH.
@@ -112,21 +112,21 @@ const (
 //	16     2    effective_profile_id 40     4    effective_compression_bitmap
 //	18     2    reserved0            44     4    profile_patch_ack_bytes
 type SessionPatchAck struct {
-	Status                     uint16 `json:"status"`
-	Reason                     uint16 `json:"reason"`
-	AppliedPatchMask           uint32 `json:"applied_patch_mask"`
-	RejectedPatchMask          uint32 `json:"rejected_patch_mask"`
-	RetryAfterMs               uint32 `json:"retry_after_ms"`
-	EffectiveProfileID         uint16 `json:"effective_profile_id"`
-	Reserved0                  uint16 `json:"reserved0"`
-	EffectiveTargetCadenceX100 uint32 `json:"effective_target_cadence_x100"`
-	EffectiveQualityTier       uint16 `json:"effective_quality_tier"`
-	EffectiveDegradePolicy     uint16 `json:"effective_degrade_policy"`
-	EffectiveLaneMask          uint64 `json:"effective_lane_mask"`
-	EffectiveCodecBitmap       uint32 `json:"effective_codec_bitmap"`
-	EffectiveCompressionBitmap uint32 `json:"effective_compression_bitmap"`
-	ProfilePatchAck            []byte `json:"-"` // begins with a TensorClamp for the tensor profile
-	Extensions                 []byte `json:"-"`
+	Status                     uint16
+	Reason                     uint16
+	AppliedPatchMask           uint32
+	RejectedPatchMask          uint32
+	RetryAfterMs               uint32
+	EffectiveProfileID         uint16
+	Reserved0                  uint16
+	EffectiveTargetCadenceX100 uint32
+	EffectiveQualityTier       uint16
+	EffectiveDegradePolicy     uint16
+	EffectiveLaneMask          uint64
+	EffectiveCodecBitmap       uint32
+	EffectiveCompressionBitmap uint32
+	ProfilePatchAck            []byte // begins with a TensorClamp for the tensor profile
+	Extensions                 []byte
 }
 
 // Type returns SESSION_PATCH_ACK.
@@ -194,10 +194,10 @@ const TensorClampLen = 16
 //	8      4    max_width
 //	12     4    max_height
 type TensorClamp struct {
-	MinWidth  uint32 `json:"min_width"`
-	MinHeight uint32 `json:"min_height"`
-	MaxWidth  uint32 `json:"max_width"`
-	MaxHeight uint32 `json:"max_height"`
+	MinWidth  uint32
+	MinHeight uint32
+	MaxWidth  uint32
+	MaxHeight uint32
 }
 
 // Append adds the block's 16 bytes.

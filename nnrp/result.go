@@ -27,21 +27,21 @@ const (
 //	4      1    tile_index_mode         12     4    tile_index_bytes
 //	5      1    tensor_flags
 type ResultPush struct {
-	StatusCode      uint16 `json:"status_code"`
-	ResultFlags     uint16 `json:"result_flags"`
-	ActiveProfileID uint16 `json:"active_profile_id"`
-	PayloadKind     uint8  `json:"payload_kind"`
-	Reserved0       uint8  `json:"reserved0"`
-	InferenceMs     uint16 `json:"inference_ms"`
-	QueueMs         uint16 `json:"queue_ms"`
-	ServerTotalMs   uint16 `json:"server_total_ms"`
-	Reserved1       uint16 `json:"reserved1"`
-	Reserved2       uint32 `json:"reserved2"`
+	StatusCode      uint16
+	ResultFlags     uint16
+	ActiveProfileID uint16
+	PayloadKind     uint8
+	Reserved0       uint8
+	InferenceMs     uint16
+	QueueMs         uint16
+	ServerTotalMs   uint16
+	Reserved1       uint16
+	Reserved2       uint32
 
-	TensorFlags     uint8     `json:"-"` // of the tensor_result_block
-	TensorReserved0 uint16    `json:"-"`
-	TileIndex       TileIndex `json:"-"`
-	Sections        []Section `json:"-"`
+	TensorFlags     uint8 // of the tensor_result_block
+	TensorReserved0 uint16
+	TileIndex       TileIndex
+	Sections        []Section
 }
 
 // Type returns RESULT_PUSH.

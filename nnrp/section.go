@@ -23,19 +23,19 @@ const (
 //	6      2    flags
 //	8      4    element_count_per_tile
 type Section struct {
-	RoleID              uint16 `json:"role_id"`
-	CodecID             uint8  `json:"codec_id"`
-	DType               DType  `json:"dtype_id"`
-	Layout              Layout `json:"layout_id"`
-	ScalePolicy         uint8  `json:"scale_policy"`
-	Flags               uint16 `json:"flags"`
-	ElementCountPerTile uint32 `json:"element_count_per_tile"`
-	PayloadStrideBytes  uint32 `json:"payload_stride_bytes"`
-	Reserved            uint32 `json:"reserved"`
+	RoleID              uint16
+	CodecID             uint8
+	DType               DType
+	Layout              Layout
+	ScalePolicy         uint8
+	Flags               uint16
+	ElementCountPerTile uint32
+	PayloadStrideBytes  uint32
+	Reserved            uint32
 
-	CodecTable  []byte `json:"-"` // codec ids by tile, with SectionCodecTable
-	LengthTable []byte `json:"-"` // little-endian u32 by tile: encoded bytes, without padding to the stride
-	Payload     []byte `json:"-"` // the tiles in the order of the tile index
+	CodecTable  []byte // codec ids by tile, with SectionCodecTable
+	LengthTable []byte // little-endian u32 by tile: encoded bytes, without padding to the stride
+	Payload     []byte // the tiles in the order of the tile index
 }
 
 // AppendLength adds an entry to a length table.

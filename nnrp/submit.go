@@ -30,31 +30,31 @@ const (
 //	10     2    section_count           28     4    reserved1
 //	12     1    tile_index_mode
 type FrameSubmit struct {
-	ProfileID         uint16     `json:"profile_id"`
-	PayloadKind       uint8      `json:"payload_kind"`
-	FrameClass        FrameClass `json:"frame_class"`
-	SubmitFlags       uint16     `json:"submit_flags"`
-	ProfileFlags      uint16     `json:"profile_flags"`
-	LatencyBudgetMs   uint16     `json:"latency_budget_ms"`
-	CadenceHintX100   uint16     `json:"cadence_hint_x100"`
-	DependencyFrameID uint32     `json:"dependency_frame_id"`
-	Reserved0         uint32     `json:"reserved0"`
+	ProfileID         uint16
+	PayloadKind       uint8
+	FrameClass        FrameClass
+	SubmitFlags       uint16
+	ProfileFlags      uint16
+	LatencyBudgetMs   uint16
+	CadenceHintX100   uint16
+	DependencyFrameID uint32
+	Reserved0         uint32
 
-	Tensor    TensorSubmit `json:"-"`
-	Camera    []byte       `json:"-"`
-	TileIndex TileIndex    `json:"-"`
-	Sections  []Section    `json:"-"`
+	Tensor    TensorSubmit
+	Camera    []byte
+	TileIndex TileIndex
+	Sections  []Section
 }
 
 // TensorSubmit holds the fields of the tensor_submit_block that are no lengths.
 type TensorSubmit struct {
-	SrcWidth    uint16 `json:"src_width"`
-	SrcHeight   uint16 `json:"src_height"`
-	TileWidth   uint16 `json:"tile_width"`
-	TileHeight  uint16 `json:"tile_height"`
-	TensorFlags uint8  `json:"tensor_flags"`
-	Reserved0   uint16 `json:"reserved0"`
-	Reserved1   uint32 `json:"reserved1"`
+	SrcWidth    uint16
+	SrcHeight   uint16
+	TileWidth   uint16
+	TileHeight  uint16
+	TensorFlags uint8
+	Reserved0   uint16
+	Reserved1   uint32
 }
 
 // Grid returns how many tiles lie side by side and one below the other; 0, 0 where a tile has no size.

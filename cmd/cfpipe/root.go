@@ -61,6 +61,7 @@ func newRootCommand() *cobra.Command {
 		newIngestCommand(o),
 		newInspectCommand(o),
 		newLsCommand(o),
+		newNNRPCommand(o),
 		newPacketsCommand(o),
 		newRecordCommand(o),
 		newTestcamCommand(o),

@@ -61,7 +61,7 @@ func load(path string) error {
 	var errs []string
 	for _, c := range candidates {
 		ort.SetSharedLibraryPath(c)
-		err := ort.InitializeEnvironment(ort.WithLogLevelError())
+		err := ort.InitializeEnvironment(ort.WithLogLevelFatal())
 		if err == nil {
 			environment.path, environment.up = c, true
 			return nil
