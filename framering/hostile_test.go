@@ -31,7 +31,7 @@ func rawDial(t testing.TB, dir, key string) *raw {
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	r := &raw{t: t, c: c, p: newPeer(c, &protocol4, true)}
-	r.p.deadline = time.Now().Add(20 * time.Second)
+	r.p.deadline = time.Now().Add(60 * time.Second)
 	return r
 }
 
@@ -81,9 +81,9 @@ func (r *raw) expectEnd() {
 
 func TestHostilePeers(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
-	p := publishPatient(t, PublisherOptions{RuntimeDir: dir, Key: key}, true, time.Second)
+	p := publishPatient(t, PublisherOptions{RuntimeDir: dir, Key: key}, true, 2*time.Second)
 	witness := subscribe(t, dir, key, WantsPackets)
 
 	hello := helloRequest{Version: 4, Name: "x", Flags: WantsPackets}
@@ -94,7 +94,7 @@ func TestHostilePeers(t *testing.T) {
 				if _, err := r.c.Write([]byte{b}); err != nil {
 					break // closed already, as it should be
 				}
-				time.Sleep(50 * time.Millisecond) // the pace of the attack
+				time.Sleep(100 * time.Millisecond) // the pace of the attack
 			}
 			_, err := r.p.receive()
 			require.Error(r.t, errors.Join(err, firstError(r)))
@@ -191,6 +191,8 @@ func TestHostilePeers(t *testing.T) {
 				fds[i] = int(f.Fd())
 			}
 			b := framed(r.t, ping{})
+			r.send(framed(r.t, hello, subscribeRequest{4}))
+			r.expect(msgHelloResp, msgSubscribeResp, msgVMMFDs)
 			for range 3 {
 				require.NoError(r.t, shm.SendFDs(r.c, b, fds))
 				r.expect(msgPong)
@@ -235,7 +237,7 @@ func firstError(r *raw) error {
 // TestHostilePublisher: what a subscriber meets when the other side lies.
 func TestHostilePublisher(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	f, err := os.Open("/dev/null")
 	require.NoError(t, err)
 	defer f.Close()
@@ -322,7 +324,7 @@ func TestHostilePublisher(t *testing.T) {
 // TestFloods: subscribers of several processes come and are killed; no bit, descriptor or mapping is left.
 func TestFloods(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key, Frames: &FrameConfig{
 		RingSize: 2, Meta: NV12Meta(64, 48), Memory: newMemfds(t, 2, 8192),
@@ -376,7 +378,7 @@ func TestFloods(t *testing.T) {
 // TestCloseWithStuckSubscribers: Close is bounded by what one subscriber may take, however many there are.
 func TestCloseWithStuckSubscribers(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key}, true)
 	var stuck []*raw

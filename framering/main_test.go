@@ -152,7 +152,7 @@ func wait(t testing.TB, c <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-c:
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatalf("waited too long for %s", what)
 	}
 }
@@ -160,7 +160,7 @@ func wait(t testing.TB, c <-chan struct{}, what string) {
 // eventuallyEmpty waits until the publisher has no subscriber and no bit in use.
 func eventuallyEmpty(t testing.TB, p *Publisher) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 30*time.Second, func() error {
 		if l := p.Subscribers(); len(l) > 0 {
 			return fmt.Errorf("subscribers left: %v", l)
 		}

@@ -18,7 +18,7 @@ import (
 
 func TestFramesAndPackets(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	meta := NV12Meta(64, 48)
 	p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key, Frames: &FrameConfig{
@@ -102,7 +102,7 @@ func TestPacketOnly(t *testing.T) {
 
 func TestShutdown(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	for _, reason := range []Reason{ReasonNormal, ReasonError, ReasonUpgrade} {
 		dir, key := place(t)
 		p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key}, true)
@@ -250,7 +250,7 @@ func TestDrop(t *testing.T) {
 // TestDialIsBounded: a publisher that accepts and says nothing, and a context that ends.
 func TestDialIsBounded(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	l, err := listen(SocketPath(dir, key), 0)
 	require.NoError(t, err)

@@ -16,7 +16,7 @@ import (
 // TestPythonSubscriber: a peer that shares no code with this package, in three ways to subscribe.
 func TestPythonSubscriber(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	python := testenv.NeedTool(t, "python3")
 	for flags, want := range map[Flags]string{
 		0: `"count":4,"granularity":4096,"firsts":[0,1,2,3],"bitmap":2,`,
@@ -58,7 +58,7 @@ func TestPythonSubscriber(t *testing.T) {
 // TestPythonPublisher: a publisher that shares no code with this package, knows no packets and writes the compact layout.
 func TestPythonPublisher(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	python := testenv.NeedTool(t, "python3")
 	dir, key := place(t)
 	c := testenv.Start(t, python, "testdata/publisher.py", SocketPath(dir, key), key)
@@ -90,7 +90,7 @@ func TestPythonPublisher(t *testing.T) {
 // outputLines waits until a process has written n lines and returns them.
 func outputLines(t testing.TB, p *testenv.Process, n int) (lines []string) {
 	t.Helper()
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, 60*time.Second, func() error {
 		out := p.Stdout()
 		if strings.Count(out, "\n") < n {
 			return fmt.Errorf("%d lines are not there yet: %q\n%s", n, out, p.Stderr())

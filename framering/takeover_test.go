@@ -18,7 +18,7 @@ import (
 // TestKilledPublisher: SIGKILL leaves socket and SHM behind; subscribers notice, and the next publisher starts at once.
 func TestKilledPublisher(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	for range 3 {
 		first, line := child(t, "publish", dir, key)
@@ -50,7 +50,7 @@ func TestKilledPublisher(t *testing.T) {
 		p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
 		require.NoError(t, err)
 		require.NoError(t, p.Serve())
-		require.Less(t, time.Since(begin), 2*time.Second)
+		require.Less(t, time.Since(begin), 5*time.Second) // far above what it takes, for busy machines
 		p.EnablePackets(PacketInfo{Path: PacketShmName(key)})
 		subscribe(t, dir, key, WantsPackets)
 		require.NoError(t, p.Close(ReasonNormal))
@@ -61,7 +61,7 @@ func TestKilledPublisher(t *testing.T) {
 // TestStoppedPublisherIsAlive: one that hangs keeps its key.
 func TestStoppedPublisherIsAlive(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	p, line := child(t, "publish", dir, key)
 	require.Equal(t, "ready", line)
@@ -76,7 +76,7 @@ func TestStoppedPublisherIsAlive(t *testing.T) {
 // TestRacingCreators starts several processes at once on what a killed publisher left: exactly one publishes.
 func TestRacingCreators(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	dead, line := child(t, "publish", dir, key)
 	require.Equal(t, "ready", line)
@@ -163,7 +163,7 @@ func TestForeignShm(t *testing.T) {
 // TestForeignPublisher: a living publisher without a lock keeps its key, by its socket or by mapping its SHM.
 func TestForeignPublisher(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	python := testenv.NeedTool(t, "python3")
 	dir, key := place(t)
 	path := foreignShm(t, key, MagicV4, 4, 0)
@@ -174,7 +174,7 @@ m = mmap.mmap(f.fileno(), 0)
 m[0x18:0x20] = struct.pack("<Q", os.getpid())
 print("ready")
 time.sleep(60)`, path))
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 30*time.Second, func() error {
 		if mapper.Stdout() != "ready\n" {
 			return fmt.Errorf("not ready: %s", mapper.Stderr())
 		}
@@ -268,7 +268,7 @@ func TestVersionOfTheOther(t *testing.T) {
 // TestNamespaces: a publisher in a PID namespace of its own, where it is pid 1, as in a container.
 func TestNamespaces(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	for range 2 {
 		p := inNamespace(t, "publish", dir, key)
@@ -309,7 +309,7 @@ func inNamespace(t *testing.T, role, dir, key string) *testenv.Process {
 		t.Skipf("no PID namespaces here: %v", err)
 	}
 	p := testenv.StartCmd(t, cmd)
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, 60*time.Second, func() error {
 		if p.Stdout() != "ready\n" {
 			return fmt.Errorf("not ready: %q %s", p.Stdout(), p.Stderr())
 		}

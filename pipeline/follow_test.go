@@ -43,7 +43,7 @@ func TestPublisherProcess(t *testing.T) {
 
 func TestSubscriptionFollowsKilledPublishers(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	start := func() *testenv.Process {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestPublisherProcess$")
@@ -124,7 +124,7 @@ func TestSubscriptionNoFollow(t *testing.T) {
 // TestSubscriptionClose ends Next in each of its waits, by Close and by the context.
 func TestSubscriptionClose(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	for _, gone := range []bool{false, true} {
 		for _, byContext := range []bool{false, true} {
 			dir, key := place(t)
@@ -211,7 +211,7 @@ func TestSubscriptionCountsLosses(t *testing.T) {
 // TestSubscriptionWaits measures how soon a waiting subscriber sees a publisher.
 func TestSubscriptionWaits(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	type result struct {
 		s   *Subscription
@@ -244,7 +244,7 @@ func TestSubscriptionWaits(t *testing.T) {
 // TestSubscriptionSurvivesTruncation: a publisher that cuts its own file is left, its successor is followed.
 func TestSubscriptionSurvivesTruncation(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	p, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 27}})
 	require.NoError(t, err)
@@ -275,7 +275,7 @@ func TestSubscribeToFrames(t *testing.T) {
 // TestSubscriptionConcurrency calls everything that may be called beside Next, while publishers change.
 func TestSubscriptionConcurrency(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	p := mustPublish(t, dir, key)
 	s := mustSubscribe(t, SubscribeOptions{RuntimeDir: dir, Key: key})
@@ -373,7 +373,7 @@ func TestSubscriptionDoesNotSpin(t *testing.T) {
 // when its publisher ends.
 func TestSubscriptionForeignPublisher(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	origin := mustPublish(t, dir, key+"-origin")
 	feed(t, origin, 5, 12)

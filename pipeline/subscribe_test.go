@@ -69,7 +69,7 @@ func mustSubscribe(t testing.TB, o SubscribeOptions) *Subscription {
 // take reads one packet and checks its number.
 func take(t testing.TB, s *Subscription, number int) packetring.Packet {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	p, err := s.Next(ctx)
 	require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestSubscriptionStarts(t *testing.T) {
 // TestSubscriptionFollows: publishers end in every way and come back; nothing that was published is missed.
 func TestSubscriptionFollows(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 60*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	p := mustPublish(t, dir, key)
 	feed(t, p, 5, 9)

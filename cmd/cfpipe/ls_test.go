@@ -104,7 +104,7 @@ func TestLs(t *testing.T) {
 
 func TestLsWatch(t *testing.T) {
 	testenv.CheckLeaks(t)
-	testenv.Watchdog(t, 30*time.Second)
+	testenv.Watchdog(t, 2*time.Minute)
 	dir, key, _ := publishTestStream(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 	defer cancel()
