@@ -15,6 +15,8 @@ type progress struct {
 	hdr   *header
 	moved bool       // the publisher has begun a new generation of its frames: the table is in another file now
 	mu    sync.Mutex // SawPacket against Close
+	ended bool       // the connection has ended
+	pid   uint64     // of the publisher, as the first generation's header has it
 	seq   uint64
 	dead  atomic.Bool
 	store func() // made once, so that SawPacket does not allocate
@@ -46,7 +48,12 @@ func (s *Subscriber) openProgress() {
 		seg.Close()
 		return
 	}
-	p.seg, p.entry, p.hdr = seg, &b.subs[s.Bit], b.hdr
+	pid := b.hdr.producerPID
+	if p.ended || p.pid != 0 && p.pid != pid { // the entry is somebody else's
+		seg.Close()
+		return
+	}
+	p.seg, p.entry, p.hdr, p.pid = seg, &b.subs[s.Bit], b.hdr, pid
 	p.dead.Store(false)
 }
 
@@ -70,6 +77,14 @@ func (s *Subscriber) SawPacket(seq uint64) {
 		p.seg = nil
 		s.openProgress()
 	}
+}
+
+// end is called when the connection has ended: the entry may be another subscriber's from now on.
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	p.dead.Store(true)
 }
 
 func (p *progress) close() error {

@@ -355,3 +355,23 @@ func TestListDisturbsNobody(t *testing.T) {
 	close(stop)
 	wg.Wait()
 }
+
+// TestProgressStaysInItsOwnTable: a subscriber whose publisher has ended writes nothing into the table of the next one.
+func TestProgressStaysInItsOwnTable(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	first := publish(t, PublisherOptions{RuntimeDir: dir, Key: key}, true)
+	old := subscribe(t, dir, key, WantsPackets)
+	old.SawPacket(5)
+	require.EqualValues(t, 5, first.Subscribers()[0].LastSeenSeq)
+	require.NoError(t, first.Close(ReasonNormal))
+	second := publish(t, PublisherOptions{RuntimeDir: dir, Key: key}, true)
+	fresh := subscribe(t, dir, key, WantsPackets)
+	require.Equal(t, old.Bit, fresh.Bit)
+	for range 3 {
+		old.SawPacket(1000) // what was left in the first ring
+	}
+	require.Zero(t, second.Subscribers()[0].LastSeenSeq)
+	fresh.SawPacket(7)
+	require.EqualValues(t, 7, second.Subscribers()[0].LastSeenSeq)
+}

@@ -194,7 +194,7 @@ func (s *Subscriber) listen() {
 		}
 	}
 	s.peer.c.Close()
-	s.progress.dead.Store(true) // the entry is somebody else's from now on
+	s.progress.end()
 	s.mu.Lock()
 	if s.closed {
 		cause = os.ErrClosed
