@@ -53,7 +53,7 @@ type Reader struct {
 // Open maps the ring at path (absolute, or relative to /dev/shm as in the handshake) for reading and sets the position to SeekLive.
 // Errors: os.ErrNotExist, ErrFormat (also while its creator is still filling it in), those of the file.
 func Open(path string, o ReaderOptions) (*Reader, error) {
-	seg, err := shm.Open(path, shm.OpenOptions{ReadOnly: true, MinSize: headerSize})
+	seg, err := shm.Open(path, shm.OpenOptions{ReadOnly: true, MinSize: headerSize, Populate: o.Wait != WaitShared})
 	if err != nil {
 		return nil, fmt.Errorf("open packet ring: %w", err)
 	}

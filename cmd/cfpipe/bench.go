@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -61,6 +62,7 @@ func newBenchPacketsCommand(o *globalOptions) *cobra.Command {
 	f.IntSliceVar(&b.Rates, "rate", []int{100, 1000}, "packets a second of the wake-up measurements")
 	f.IntVar(&b.Size, "size", 4096, "payload bytes of the wake-up measurements")
 	f.IntVar(&b.Readers, "readers", 4, "reader processes of the stream")
+	f.StringSliceVar(&b.Only, "only", nil, "measure these alone: "+strings.Join(bench.Parts, ", "))
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return c
 }

@@ -11,7 +11,8 @@ import (
 // OpenOptions choose how a segment is mapped. The zero value maps it for reading and writing, whatever its size.
 type OpenOptions struct {
 	ReadOnly bool
-	MinSize  int // bytes that the file must have at least
+	MinSize  int  // bytes that the file must have at least
+	Populate bool // take the page faults now, not at the first touch of each page
 }
 
 // Open maps a segment that another process owns. path is absolute or relative to /dev/shm and must name a plain file directly in
@@ -26,6 +27,10 @@ func Open(path string, o OpenOptions) (*Segment, error) {
 	if o.ReadOnly {
 		access, prot = unix.O_RDONLY, unix.PROT_READ
 	}
+	flags := 0
+	if o.Populate {
+		flags = unix.MAP_POPULATE
+	}
 	f, st, err := openPlain(Dir+"/"+name, access)
 	if err != nil {
 		return nil, err
@@ -38,7 +43,7 @@ func Open(path string, o OpenOptions) (*Segment, error) {
 		}
 		return nil, fmt.Errorf("open %s: %w: %d bytes, want at least %d", name, ErrTooSmall, st.Size, max(o.MinSize, 1))
 	}
-	if s.b, err = mmap(f, int(st.Size), prot, 0); err != nil {
+	if s.b, err = mmap(f, int(st.Size), prot, flags); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}

@@ -8,8 +8,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"runtime"
+	"slices"
 	"time"
 )
 
@@ -19,12 +22,18 @@ type Packets struct {
 	Rates    []int         // packets a second of the wake-up measurements; nil = 100, 1000
 	Size     int           // payload bytes of the wake-up measurements; 0 = 4096
 	Readers  int           // of the stream; 0 = 4
+	Only     []string      // which of Parts to measure; nil = all
 
 	// Helper is the command that calls Helper with the arguments appended to it; nil = this program with "bench helper".
 	Helper []string
 	// Progress is told what is being measured; nil = nobody is.
 	Progress func(what string)
 }
+
+// Parts are the measurements of RunPackets.
+var Parts = []string{"wake", "busy", "stream", "cpu"}
+
+func (o Packets) wants(part string) bool { return o.Only == nil || slices.Contains(o.Only, part) }
 
 func (o Packets) withDefaults() (Packets, error) {
 	if o.Duration == 0 {
@@ -49,6 +58,11 @@ func (o Packets) withDefaults() (Packets, error) {
 		}
 		o.Helper = []string{self, "bench", "helper"}
 	}
+	for _, p := range o.Only {
+		if !slices.Contains(Parts, p) {
+			return o, fmt.Errorf("bench: no part %q, want some of %v", p, Parts)
+		}
+	}
 	for _, r := range o.Rates {
 		if r < 1 || r > 5000 {
 			return o, fmt.Errorf("bench: rate %d, want 1 to 5000 packets a second", r)
@@ -69,6 +83,12 @@ func Helper(args []string) error {
 	if len(args) != 2 || helpers[args[0]] == nil {
 		return errors.New("bench helper: started by the benchmark alone")
 	}
+	// The benchmark holds the other end of stdin: when it is gone, however it ended, nothing of it goes on.
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))) // a role may keep one processor to itself
 	result, err := helpers[args[0]]([]byte(args[1]))
 	if err != nil {
 		return fmt.Errorf("bench helper %s: %w", args[0], err)
@@ -96,6 +116,9 @@ func (o Packets) start(ctx context.Context, role string, arg any) (*process, err
 	// A thread that sits in a bare futex call must not be interrupted by the scheduler.
 	p.cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1")
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.stderr
+	if _, err := p.cmd.StdinPipe(); err != nil { // closed by Wait; see Helper
+		return nil, fmt.Errorf("bench: start %s: %w", role, err)
+	}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("bench: start %s: %w", role, err)
 	}
