@@ -66,7 +66,8 @@ func (h *Hub) Register(addr *uint32) *Waiter {
 	return w
 }
 
-// Wait blocks while the word is val, at most for timeout (0 = no bound): nil says "look again", ErrTimeout, ErrFault, ErrClosed or the
+// Wait blocks while the word is val, at most for timeout (0 = no bound): nil says "look again" (the word has changed, or a wake came
+// that may have been meant for somebody else), ErrTimeout, ErrFault, ErrClosed or the
 // context's error why not. It does not allocate.
 func (w *Waiter) Wait(ctx context.Context, val uint32, timeout time.Duration) error {
 	var expired <-chan time.Time

@@ -83,27 +83,46 @@ func TestHubServesMany(t *testing.T) {
 	})
 }
 
+// lastError repeats f until it ends with an error.
+func lastError(f func() error) error {
+	for {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+}
+
+// untilChanged waits, through wakes that were meant for others, until the word is not val any more.
+func untilChanged(t *testing.T, w *Waiter, word *uint32, val uint32) {
+	t.Helper()
+	for atomic.LoadUint32(word) == val {
+		require.NoError(t, w.Wait(t.Context(), val, 0))
+	}
+}
+
 func TestHubWaitEnds(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	hubs(t, func(t *testing.T, h *Hub) {
 		w, r := words(t, 1)
 		x := h.Register(r[0])
 		require.NoError(t, x.Wait(t.Context(), 7, 0), "differs already")
-		require.ErrorIs(t, x.Wait(t.Context(), 0, time.Millisecond), ErrTimeout)
+		require.ErrorIs(t, lastError(func() error { return x.Wait(t.Context(), 0, time.Millisecond) }), ErrTimeout)
 		require.ErrorIs(t, x.Wait(t.Context(), 0, time.Millisecond), os.ErrDeadlineExceeded)
 
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(5*time.Millisecond, cancel)
-		require.ErrorIs(t, x.Wait(ctx, 0, 0), context.Canceled)
+		require.ErrorIs(t, lastError(func() error { return x.Wait(ctx, 0, 0) }), context.Canceled)
 
 		time.AfterFunc(5*time.Millisecond, x.Close)
-		require.ErrorIs(t, x.Wait(t.Context(), 0, 0), ErrClosed)
+		require.ErrorIs(t, lastError(func() error { return x.Wait(t.Context(), 0, 0) }), ErrClosed)
 		x.Close()
 
 		// A new waiter on the same word is served, also when the old one's thread has just gone.
 		y := h.Register(r[0])
-		time.AfterFunc(5*time.Millisecond, func() { atomic.StoreUint32(w[0], 1); FutexWake(w[0]) })
-		require.NoError(t, y.Wait(t.Context(), 0, 0))
+		woken := make(chan struct{})
+		time.AfterFunc(5*time.Millisecond, func() { atomic.StoreUint32(w[0], 1); FutexWake(w[0]); close(woken) })
+		untilChanged(t, y, r[0], 0)
+		<-woken
 		y.Close()
 	})
 }
@@ -124,11 +143,13 @@ func TestHubFault(t *testing.T) {
 		bad := h.Register(word)
 		defer bad.Close()
 		require.NoError(t, os.Truncate(Dir+"/"+name, 100))
-		require.ErrorIs(t, bad.Wait(t.Context(), 0, time.Second), ErrFault)
+		require.ErrorIs(t, lastError(func() error { return bad.Wait(t.Context(), 0, time.Second) }), ErrFault)
 
 		for i := range uint32(100) {
-			go func() { atomic.AddUint32(w[0], 1); FutexWake(w[0]) }()
-			require.NoError(t, good.Wait(t.Context(), i, 0))
+			var wg sync.WaitGroup
+			wg.Go(func() { atomic.AddUint32(w[0], 1); FutexWake(w[0]) })
+			untilChanged(t, good, r[0], i)
+			wg.Wait()
 		}
 	})
 }
