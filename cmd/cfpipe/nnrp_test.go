@@ -92,3 +92,19 @@ func TestNNRPServe(t *testing.T) {
 	require.Equal(t, exitNotFound, exitStatus(runNNRP(t.Context(), nil, &out, "serve", "--engine", "onnx", "--model", token+"x")))
 	require.Equal(t, exitNotFound, exitStatus(runNNRP(t.Context(), nil, &out, "serve", "--token-file", token+"x")))
 }
+
+func TestInferUsage(t *testing.T) {
+	var out bytes.Buffer
+	run := func(a ...string) error {
+		c := newRootCommand()
+		c.SetArgs(append([]string{"infer", "--runtime-dir", t.TempDir()}, a...))
+		c.SetOut(&out)
+		return c.ExecuteContext(t.Context())
+	}
+	for _, a := range [][]string{{}, {"cam"}, {"cam", "--to", "https://x"}, {"cam", "--to", "nnrps://x", "--size", "640"}, {"cam", "--to", "nnrps://x", "--dtype", "int4"},
+		{"cam", "--to", "nnrps://x", "--layout", "chw"}, {"cam", "--to", "nnrps://x", "--tensors", "text"}, {"cam", "--to", "nnrps://x", "--latency", "2m"},
+		{"cam", "--to", "nnrps://x", "--channels", "2"}, {"cam", "--to", "nnrps://x", "--fps", "-1"}} {
+		require.Equal(t, exitUsage, exitStatus(run(a...)), "%v", a)
+	}
+	require.Equal(t, exitNotFound, exitStatus(run("cam", "--to", "nnrps://x")))
+}

@@ -58,6 +58,7 @@ func newRootCommand() *cobra.Command {
 		newDecodeCommand(o),
 		newDoctorCommand(o),
 		newFramesCommand(o),
+		newInferCommand(o),
 		newIngestCommand(o),
 		newInspectCommand(o),
 		newLsCommand(o),

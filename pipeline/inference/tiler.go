@@ -179,3 +179,6 @@ func (t *Tiler) cut(dst, tensor []byte, i int) {
 		}
 	}
 }
+
+// Tiles returns how many tiles a whole picture has.
+func (t *Tiler) Tiles() int { return t.columns * t.rows }
