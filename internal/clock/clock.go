@@ -194,8 +194,7 @@ func (t *Track) Time(rtp uint32, at Instant, key bool) (pts int64, discontinuity
 	t.ext += int64(int32(rtp - t.last))
 	t.last = rtp
 	if t.epoch != t.c.epoch { // another track has begun a new run
-		t.join(at)
-		discontinuity = true
+		discontinuity = t.join(at)
 	}
 	pts = t.model(t.ext)
 	switch {
@@ -254,10 +253,12 @@ func (t *Track) begin(rtp uint32, at Instant) {
 	t.shifted, t.epoch = t.c.shifted, t.c.epoch
 	anchor := t.c.now(t, at)
 	if t.srKnown {
-		if r := t.reported(t.ext); !t.c.anyStarted() || abs(r-anchor) < stepNTP {
+		// Reports bind the tracks, however far apart they arrive: a server may begin the video at an older keyframe. Tracks that
+		// count the time of arrival so far change together with this one.
+		if r := t.reported(t.ext); t.c.reports(t) || abs(r-anchor) < stepNTP {
 			anchor = r
 		} else {
-			t.pending = true // the others count another time: change together
+			t.pending = true
 		}
 	}
 	t.started = true
@@ -266,13 +267,19 @@ func (t *Track) begin(rtp uint32, at Instant) {
 	t.observe(at, anchor)
 }
 
-func (c *Clock) anyStarted() bool {
+// reports says whether the time of the tracks other than self is that of sender reports, or theirs is still to begin.
+func (c *Clock) reports(self *Track) bool {
+	started := false
 	for _, t := range c.tracks {
-		if t.started {
+		if t == self || !t.started {
+			continue
+		}
+		if t.srKnown {
 			return true
 		}
+		started = true
 	}
-	return false
+	return !started
 }
 
 // anchor begins a run of this track.
@@ -353,17 +360,20 @@ func (t *Track) target(at Instant) int64 {
 	return t.model(t.ext) + t.delay()
 }
 
-// join follows a step that another track took.
-func (t *Track) join(at Instant) {
-	target := t.model(t.ext) + t.c.shifted - t.shifted
+// join follows a step that another track took. It returns false when this track's time was right before.
+func (t *Track) join(at Instant) (moved bool) {
+	old := t.model(t.ext)
+	target := old + t.c.shifted - t.shifted
 	if t.srKnown {
-		if r := t.reported(t.ext); abs(r-target) < stepNTP {
-			target = r
-		}
+		target = t.reported(t.ext)
+	}
+	t.shifted, t.epoch = t.c.shifted, t.c.epoch
+	if t.srKnown && abs(target-old) < stepNTP {
+		return false // steering does it
 	}
 	t.pending = false
-	t.shifted, t.epoch = t.c.shifted, t.c.epoch
 	t.anchor(target, at)
+	return true
 }
 
 // observe measures the delay and steers.

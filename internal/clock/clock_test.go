@@ -286,6 +286,28 @@ func TestAudioEarlier(t *testing.T) {
 	require.True(t, near(a, v, 2), seconds(a-v))
 }
 
+// A server begins the video at an older keyframe and goes on at its own pace: the video arrives later than the audio for good, and
+// the reports say so. Nothing has to step.
+func TestTracksArriveApart(t *testing.T) {
+	h := &host{}
+	c := New()
+	video, audio := c.Track(90000, true), c.Track(8000, false)
+	const behind = 1155 * ms
+	v, a := uint32(1000), uint32(50)
+	for i := range 1000 {
+		if i%125 == 0 {
+			video.SenderReport(ntpOf(h.now().Wall-behind), v, h.now())
+			audio.SenderReport(ntpOf(h.now().Wall), a, h.now())
+		}
+		tv, dv := video.Time(v, h.now(), i%25 == 0)
+		ta, da := audio.Time(a, h.now(), false)
+		require.False(t, dv || da, i)
+		require.True(t, near(ta-tv, behind, ms), "%v", seconds(ta-tv))
+		v, a = v+3600, a+320
+		h.sleep(40 * ms)
+	}
+}
+
 // All tracks change together: the lead at its keyframe, the others with their next packet.
 func TestTracksStepTogether(t *testing.T) {
 	h := &host{}
