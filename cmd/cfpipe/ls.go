@@ -128,7 +128,7 @@ func (w *watchOptions) run(ctx context.Context, out io.Writer, show func(out io.
 	if w.Interval < 50*time.Millisecond {
 		return usageError{fmt.Errorf("--interval %v: want 50ms or more", w.Interval)}
 	}
-	screen := w.Watch && !w.JSON && isTerminal(out)
+	screen := w.Watch && !w.JSON && isTerminal(out) && os.Getenv("TERM") != "dumb"
 	for first := true; ; first = false {
 		var b strings.Builder
 		value, err := show(&b)
@@ -165,13 +165,4 @@ func (w *watchOptions) run(ctx context.Context, out io.Writer, show func(out io.
 		case <-time.After(w.Interval):
 		}
 	}
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	st, err := f.Stat()
-	return err == nil && st.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"
 }

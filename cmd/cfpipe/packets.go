@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"os/signal"
 	"syscall"
 
@@ -52,7 +50,7 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 				return usageError{fmt.Errorf("--from %q: want live or oldest", from)}
 			}
 			e.Out = cmd.OutOrStdout()
-			if isScreen(e.Out) {
+			if isTerminal(e.Out) {
 				return usageError{errBinary}
 			}
 			// A pipe that is closed becomes an error of the write, and that a clean end.
@@ -72,41 +70,4 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 	f.BoolVar(&e.Follow, "follow", false, "go on with the next publisher when this one has ended")
 	f.BoolVar(&e.NoAudio, "no-audio", false, "leave KEY-audio out")
 	return c
-}
-
-// isScreen says whether w is a terminal; unlike isTerminal it does not take /dev/null for one.
-func isScreen(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	fi, err := f.Stat()
-	if err != nil || fi.Mode()&os.ModeCharDevice == 0 {
-		return false
-	}
-	null, err := os.Stat(os.DevNull)
-	return err != nil || !os.SameFile(fi, null)
-}
-
-// statusLine is a line of progress on a terminal; it writes nothing elsewhere.
-type statusLine struct {
-	w     io.Writer
-	on    bool
-	shown bool
-}
-
-func newStatusLine(f *os.File) *statusLine { return &statusLine{w: f, on: isScreen(f)} }
-
-func (s *statusLine) show(text string) {
-	if s.on {
-		s.shown = true
-		fmt.Fprintf(s.w, "\r\x1b[K%s", text)
-	}
-}
-
-func (s *statusLine) clear() {
-	if s.shown {
-		s.shown = false
-		fmt.Fprint(s.w, "\r\x1b[K")
-	}
 }

@@ -56,6 +56,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(
 		newBenchCommand(o),
 		newDecodeCommand(o),
+		newDemoCommand(o),
 		newDoctorCommand(o),
 		newFramesCommand(o),
 		newInferCommand(o),

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -223,6 +224,10 @@ func StartCmd(t testing.TB, cmd *exec.Cmd) *Process {
 		cmd.Stderr = &p.stderr
 	}
 	cmd.WaitDelay = 2 * time.Second
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // a test run that is killed leaves no children
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("start %s: %v", cmd.Path, err)
 	}

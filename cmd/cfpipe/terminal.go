@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/term"
+)
+
+// isTerminal says whether w is a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// statusLine is a line of progress on a terminal; it writes nothing elsewhere.
+type statusLine struct {
+	w     io.Writer
+	on    bool
+	shown bool
+}
+
+func newStatusLine(w io.Writer) *statusLine { return &statusLine{w: w, on: isTerminal(w)} }
+
+func (s *statusLine) show(text string) {
+	if s.on {
+		s.shown = true
+		fmt.Fprintf(s.w, "\r\x1b[K%s", text)
+	}
+}
+
+func (s *statusLine) clear() {
+	if s.shown {
+		s.shown = false
+		fmt.Fprint(s.w, "\r\x1b[K")
+	}
+}
