@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -51,7 +50,7 @@ type demo struct {
 
 	published ringReader  // reads the ring to its end: what was published
 	viewer    relayViewer // FFmpeg's RTSP client on the relay
-	segments  []demoSegment
+	segments  []segmentLine
 }
 
 func runDemo(ctx context.Context, w io.Writer, o *globalOptions, d demoOptions) error {
@@ -118,15 +117,13 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 	}
 	r.step("record", record, r.out+"   fMP4, a new file every 5 s")
 
-	address, err := freeAddress()
+	relay, err := start("relay", "relay", demoKey, "--listen", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	relay, err := start("relay", "relay", demoKey, "--listen", address)
-	if err != nil {
+	if r.relay, err = relay.line(setUp); err != nil {
 		return err
 	}
-	r.relay = "rtsp://" + address + "/" + demoKey
 	r.step("relay", relay, r.relay)
 	fmt.Fprintf(r.w, "  %-8s %-11s FFmpeg's RTSP client, reads the relay\n\n", "viewer", "")
 
@@ -151,7 +148,7 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 	}
 	running = nil
 	for line := range record.lines {
-		var s demoSegment
+		var s segmentLine
 		if err := json.Unmarshal([]byte(line), &s); err != nil {
 			return fmt.Errorf("demo: record printed %q: %w", line, err)
 		}
@@ -193,14 +190,4 @@ func (r *demo) progress(ctx context.Context, d time.Duration, running []*demoPro
 		}
 	}
 	return nil
-}
-
-// freeAddress returns a loopback address whose port nobody uses at the moment.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("demo: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }

@@ -14,16 +14,6 @@ import (
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
-// demoSegment is a line that `cfpipe record --json` prints for a finished file.
-type demoSegment struct {
-	Path      string    `json:"path"`
-	Start     time.Time `json:"start"`
-	Duration  float64   `json:"duration"`
-	Packets   uint64    `json:"packets"`
-	Lost      uint64    `json:"lost"`
-	Keyframes uint64    `json:"keyframes"`
-}
-
 // ringReader reads the packet ring to its end.
 type ringReader struct {
 	packets    atomic.Uint64
@@ -145,7 +135,7 @@ func (r *demo) report() error {
 		if err := av.NewInput(av.InputOptions{URL: s.Path}).Run(context.Background(), check); err != nil {
 			fault("%s does not play: %w", s.Path, err)
 		}
-		if check.packets != s.Packets {
+		if check.packets != uint64(s.Packets) {
 			fault("%s holds %d access units, the recorder reported %d", s.Path, check.packets, s.Packets)
 		}
 		if !check.firstKey {

@@ -1,0 +1,337 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// site is a host of its own for one test: the built binary, a runtime folder, a folder for recordings.
+type site struct {
+	t      *testing.T
+	binary string
+	run    string // runtime folder
+	out    string // recordings
+}
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	testenv.Watchdog(t, 2*time.Minute)
+	dir := t.TempDir()
+	return &site{t: t, binary: testenv.Binary(t), run: filepath.Join(dir, "run"), out: filepath.Join(dir, "out")}
+}
+
+// key returns a key that no other test of the host uses: rings of all tests share /dev/shm.
+func (s *site) key(name string) string {
+	return fmt.Sprintf("%s-%d-%d", name, os.Getpid(), time.Now().UnixNano()%1e6)
+}
+
+func (s *site) command(arg ...string) *exec.Cmd {
+	return exec.Command(s.binary, append(arg, "--runtime-dir", s.run)...)
+}
+
+// start runs cfpipe in the background.
+func (s *site) start(arg ...string) *testenv.Process {
+	s.t.Helper()
+	return testenv.StartCmd(s.t, s.command(arg...))
+}
+
+// camera starts a built-in camera and returns its URL.
+func (s *site) camera(arg ...string) string {
+	s.t.Helper()
+	p := s.start(append([]string{"testcam", "--listen", "127.0.0.1:0"}, arg...)...)
+	return s.line(p)
+}
+
+// line waits for the first line that p prints.
+func (s *site) line(p *testenv.Process) string {
+	s.t.Helper()
+	var line string
+	testenv.Eventually(s.t, 15*time.Second, func() error {
+		l, _, ok := strings.Cut(p.Stdout(), "\n")
+		if !ok {
+			return fmt.Errorf("%v has printed no line", p.Args)
+		}
+		line = l
+		return nil
+	})
+	return line
+}
+
+// keyStatus is the part of `cfpipe inspect --json` that these tests look at.
+type keyStatus struct {
+	Packets struct {
+		GlobalSeq uint64 `json:"global_seq"`
+	} `json:"packets"`
+	Subscribers []struct {
+		Name string `json:"name"`
+	} `json:"subscribers"`
+}
+
+// published waits until at least n packets of key are published.
+func (s *site) published(key string, n uint64) {
+	s.t.Helper()
+	testenv.Eventually(s.t, 20*time.Second, func() error {
+		seq, err := s.seq(key)
+		if err == nil && seq < n {
+			err = fmt.Errorf("%d packets published", seq)
+		}
+		return err
+	})
+}
+
+func (s *site) seq(key string) (uint64, error) {
+	out, err := s.command("inspect", key, "--json").Output()
+	if err != nil {
+		return 0, fmt.Errorf("inspect: %w", err)
+	}
+	var st keyStatus
+	if err := json.Unmarshal(out, &st); err != nil {
+		return 0, fmt.Errorf("inspect printed %s: %w", out, err)
+	}
+	return st.Packets.GlobalSeq, nil
+}
+
+// segments parses what `record --json` has printed.
+func (s *site) segments(p *testenv.Process) []segmentLine {
+	s.t.Helper()
+	var all []segmentLine
+	for sc := bufio.NewScanner(strings.NewReader(p.Stdout())); sc.Scan(); {
+		var l segmentLine
+		require.NoError(s.t, json.Unmarshal(sc.Bytes(), &l), sc.Text())
+		all = append(all, l)
+	}
+	return all
+}
+
+// probe asks Debian's ffprobe, which shares no code with this binary, for the packets of a file's video.
+func probe(t *testing.T, path string) (packets []probedPacket) {
+	t.Helper()
+	out, err := exec.Command(testenv.NeedTool(t, "ffprobe"), "-v", "error", "-select_streams", "v:0", "-show_packets", "-of", "json", path).Output()
+	require.NoError(t, err, path)
+	var r struct{ Packets []probedPacket }
+	require.NoError(t, json.Unmarshal(out, &r))
+	return r.Packets
+}
+
+type probedPacket struct {
+	DTS   string `json:"dts_time"`
+	PTS   string `json:"pts_time"`
+	Flags string `json:"flags"`
+	Size  string `json:"size"`
+}
+
+// checkSegment checks a file with ffprobe: it begins with a keyframe, no dts steps back, every picture decodes without a word.
+func checkSegment(t *testing.T, path string) (packets int) {
+	t.Helper()
+	list := probe(t, path)
+	require.NotEmpty(t, list, path)
+	require.Contains(t, list[0].Flags, "K", path)
+	last := -1e9
+	for _, p := range list {
+		var dts float64
+		_, err := fmt.Sscan(p.DTS, &dts)
+		require.NoError(t, err, "%s: dts %q", path, p.DTS)
+		require.Greater(t, dts, last, path)
+		last = dts
+	}
+	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-i", path, "-f", "null", "-").CombinedOutput()
+	require.NoError(t, err, "%s: %s", path, out)
+	require.Empty(t, string(out), path)
+	return len(list)
+}
+
+// leftovers returns what is left of key in /dev/shm and the runtime folder.
+func (s *site) leftovers(key string) []string {
+	rings, _ := filepath.Glob("/dev/shm/cuframes-" + key + "*")
+	sockets, _ := filepath.Glob(filepath.Join(s.run, key+"*"))
+	return append(rings, sockets...)
+}
+
+// TestDemo runs what a newcomer runs first, and checks its files with a program that shares no code with it.
+func TestDemo(t *testing.T) {
+	s := newSite(t)
+	cmd := exec.Command(s.binary, "demo", "--duration", "11s", "--out", s.out)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Less(t, strings.Count(string(out), "\n"), 40, "more than a screen:\n%s", out)
+
+	files, err := filepath.Glob(filepath.Join(s.out, "*.mp4"))
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(files), 2, "%s", out)
+	total := 0
+	for _, f := range files {
+		total += checkSegment(t, f)
+	}
+	require.Contains(t, string(out), fmt.Sprintf("recorded    %d in %d files, 0 lost", total, len(files)))
+}
+
+// TestSignalsStopCleanly: every long-running command ends with status 0 on SIGINT and SIGTERM and leaves nothing behind.
+func TestSignalsStopCleanly(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			s := newSite(t)
+			key := s.key("stop")
+			url := s.camera("--audio")
+			ingest := s.start("ingest", url, "--key", key)
+			s.published(key, 10)
+			readers := []*testenv.Process{
+				s.start("record", key, "--out", filepath.Join(s.out, "%s.mp4"), "--json"),
+				s.start("relay", key, "--listen", "127.0.0.1:0"),
+				s.start("ls", "--watch", "--json"),
+				s.start("inspect", key, "--watch", "--json"),
+			}
+			pipe := s.command("packets", key, "-f", "nut")
+			pipe.Stdout = io.Discard
+			readers = append(readers, testenv.StartCmd(t, pipe))
+			s.line(readers[1])
+			s.published(key, 60)
+			for _, p := range append(readers, ingest) {
+				require.NoError(t, p.Stop(t, sig, 10*time.Second), "%v\n%s", p.Args, p.Stderr())
+			}
+			require.Empty(t, s.leftovers(key))
+			segments := s.segments(readers[0])
+			require.Len(t, segments, 1)
+			require.Equal(t, segments[0].Packets, checkSegment(t, segments[0].Path))
+		})
+	}
+}
+
+// TestKillEveryStage kills ingest, record and relay in turn, under load, while the others go on.
+func TestKillEveryStage(t *testing.T) {
+	s := newSite(t)
+	key := s.key("kill")
+	url := s.camera("--audio")
+	ingest := s.start("ingest", url, "--key", key)
+	s.published(key, 10)
+	record := func() *testenv.Process {
+		return s.start("record", key, "--out", filepath.Join(s.out, "%H%M%S.mp4"), "--segment", "4s", "--json")
+	}
+	witness := s.start("record", key, "--out", filepath.Join(s.out, "witness-%H%M%S.mp4"), "--segment", "4s", "--json")
+	victim := record()
+	relay := s.start("relay", key, "--listen", "127.0.0.1:0")
+	relayURL := s.line(relay)
+	seq, err := s.seq(key)
+	require.NoError(t, err)
+	s.published(key, seq+100)
+
+	// A recorder: the file it was writing plays but for the last fragment.
+	victim.Kill()
+	files, err := filepath.Glob(filepath.Join(s.out, "[0-9]*.mp4"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, f := range files {
+		require.NotEmpty(t, probe(t, f))
+	}
+	victim = record()
+
+	// The relay: a new one serves within the time that a camera is given.
+	relay.Kill()
+	relay = s.start("relay", key, "--listen", strings.TrimSuffix(strings.TrimPrefix(relayURL, "rtsp://"), "/"+key))
+	require.Equal(t, relayURL, s.line(relay))
+
+	// The owner of the camera: a new one is back at once, its stale socket and rings are no obstacle, and readers follow it.
+	ingest.Kill()
+	begin := time.Now()
+	ingest = s.start("ingest", url, "--key", key)
+	s.published(key, 1)
+	require.Less(t, time.Since(begin), 4*time.Second)
+	s.published(key, 150)
+	out, err := exec.Command(testenv.NeedTool(t, "ffprobe"), "-v", "error", "-rtsp_transport", "tcp", "-read_intervals", "%+#20", "-show_entries", "packet=flags",
+		"-select_streams", "v", "-of", "csv=p=0", relayURL).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.True(t, strings.HasPrefix(string(out), "K"), "%s", out)
+
+	require.NoError(t, ingest.Stop(t, syscall.SIGTERM, 10*time.Second))
+	for _, p := range []*testenv.Process{witness, victim, relay} {
+		require.NoError(t, p.Stop(t, syscall.SIGTERM, 10*time.Second), "%s", p.Stderr())
+	}
+	require.Empty(t, s.leftovers(key))
+
+	// The witness lost nothing but what the dead owner never published, and marked the gap.
+	gaps := 0
+	for _, seg := range s.segments(witness) {
+		require.Equal(t, seg.Packets, checkSegment(t, seg.Path))
+		require.Zero(t, seg.Lost)
+		if seg.Discontinuous {
+			gaps++
+		}
+	}
+	require.Equal(t, 1, gaps)
+}
+
+// TestSecretsStayHidden: a password in a file is in no log, no process list and no error.
+func TestSecretsStayHidden(t *testing.T) {
+	s := newSite(t)
+	key := s.key("secret")
+	const password = "`~!@#$%^&*()-_;',.<>:\"{}[]@"
+	file := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(file, []byte(password+"\n"), 0o600))
+	url := s.camera("--username", "admin", "--password-file", file)
+
+	ingest := s.start("ingest", url, "--key", key, "--username", "admin", "--password-file", file, "--log-level", "debug")
+	s.published(key, 5)
+	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", ingest.Process.Pid))
+	require.NoError(t, err)
+	require.NotContains(t, string(cmdline), password)
+	require.NoError(t, ingest.Stop(t, syscall.SIGINT, 10*time.Second))
+	require.NotContains(t, ingest.Stdout()+ingest.Stderr(), password)
+
+	wrong := s.start("ingest", strings.Replace(url, "rtsp://", "rtsp://admin:hunter2@", 1), "--key", key, "--log-level", "debug", "--duration", "3s")
+	_ = wrong.WaitFor(t, 15*time.Second)
+	require.NotContains(t, wrong.Stdout()+wrong.Stderr(), "hunter2")
+	require.Contains(t, wrong.Stderr(), "401", "the reason is named")
+}
+
+// TestUsage: wrong calls exit with 2, absent keys with 3, and say what to do.
+func TestUsage(t *testing.T) {
+	s := newSite(t)
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{"ingest"}, 2, "--help"},
+		{[]string{"ingest", "rtsp://127.0.0.1:1/x"}, 2, "key"},
+		{[]string{"ingest", "rtsp://127.0.0.1:1/x", "--key", "no/slash"}, 2, "key"},
+		{[]string{"record", "nobody", "--out", "x.mp4"}, 3, "nobody"},
+		{[]string{"packets", "nobody", "-f", "nut"}, 3, "nobody"},
+		{[]string{"packets", "nobody", "-f", "avi"}, 2, "avi"},
+		{[]string{"inspect", "nobody"}, 3, "nobody"},
+		{[]string{"nonsense"}, 2, "nonsense"},
+		{[]string{"ls", "--nonsense"}, 2, "--help"},
+		{[]string{"ls", "--log-format", "xml"}, 2, "xml"},
+	} {
+		cmd := s.command(c.args...)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		_ = cmd.Run()
+		require.Equal(t, c.status, cmd.ProcessState.ExitCode(), "%v: %s", c.args, stderr.String())
+		require.Contains(t, stderr.String(), c.says, c.args)
+	}
+}
+
+// TestHelp: every command has an example and the exit statuses.
+func TestHelp(t *testing.T) {
+	root := newRootCommand()
+	for _, c := range root.Commands() {
+		if c.Hidden || c.Name() == "help" || c.Name() == "completion" || c.HasSubCommands() {
+			continue
+		}
+		require.NotEmpty(t, c.Short, c.Name())
+		require.NotEmpty(t, c.Example, c.Name())
+		require.Contains(t, c.Long, "EXIT STATUS", c.Name())
+	}
+}
