@@ -110,11 +110,22 @@ func (s *ingestSink) Packet(track int, p media.Packet) error {
 		s.first = s.last
 		s.in.state.connected()
 	}
-	if err := o.packet(p, s.last); err != nil {
-		s.fatal = err
-		return err
+	err := s.audioFirst(o)
+	if err == nil {
+		err = o.packet(p, s.last)
 	}
-	return nil
+	s.fatal = err
+	return err
+}
+
+// audioFirst publishes a described audio track in front of the video: who finds KEY finds KEY-audio too, and no recording begins
+// without its sound.
+func (s *ingestSink) audioFirst(o *output) error {
+	audio := s.outputs[media.Audio]
+	if o.kind != media.Video || o.pub != nil || audio.pub != nil || len(audio.want.Extradata) == 0 {
+		return nil
+	}
+	return audio.follow()
 }
 
 // connectionEnded says for how long the connection has delivered. The publications live on; what comes next is marked.

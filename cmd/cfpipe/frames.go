@@ -39,7 +39,7 @@ stand in the ring (NV12 or P010), plane after plane, without the padding of line
 				return usageError{errors.New("--duration is negative")}
 			}
 			e.Out = cmd.OutOrStdout()
-			if isScreen(e.Out) {
+			if isTerminal(e.Out) {
 				return usageError{errBinary}
 			}
 			signal.Ignore(syscall.SIGPIPE)

@@ -17,10 +17,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	err := newRootCommand().ExecuteContext(ctx)
 	stop()
-	if err != nil {
+	status := exitStatus(err)
+	if status != exitDone {
 		fmt.Fprintln(os.Stderr, "cfpipe: "+err.Error())
 	}
-	os.Exit(exitStatus(err))
+	os.Exit(status)
 }
 
 // Exit statuses, the same for every command (shown by --help).

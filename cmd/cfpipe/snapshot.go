@@ -39,7 +39,7 @@ step, a reader never sees half of it.` + "\n" + exitStatusHelp,
 			if s.Quality < 1 || s.Quality > 31 {
 				return usageError{fmt.Errorf("--quality %d: want 1 (best) to 31", s.Quality)}
 			}
-			if out == "-" && isScreen(cmd.OutOrStdout()) {
+			if out == "-" && isTerminal(cmd.OutOrStdout()) {
 				return usageError{errBinary}
 			}
 			av.SetLogger(o.Logger)
