@@ -19,6 +19,10 @@ const (
 	holdFor = 500 * time.Millisecond
 	// audioGrace is how long the start waits for the audio key: ingest publishes it right behind the video.
 	audioGrace = 300 * time.Millisecond
+	// restWait is how long a reader that is asked to stop waits for a ring to hand over what it holds already, restLimit how long
+	// all of it may take: a ring of hundreds of packets is read in milliseconds.
+	restWait  = 20 * time.Millisecond
+	restLimit = 2 * time.Second
 	// maxAssembled bounds an access unit put together from packets of one NAL unit each.
 	maxAssembled = 32 << 20
 )
@@ -48,6 +52,7 @@ type interleaver struct {
 	used  *trackFeed    // its head was handed out: released by the next call
 	shift int64         // added to times that are not Unix times
 	timer *time.Timer
+	ended time.Time // when the context was found to have ended
 }
 
 // item is a packet as an interleaver hands it out.
@@ -202,6 +207,9 @@ func (in *interleaver) next(ctx context.Context) (item, error) {
 		in.used = nil
 	}
 	for {
+		if ctx.Err() != nil {
+			return in.rest(ctx)
+		}
 		f, other := in.first()
 		if f != nil && (other == nil || other.full || other.idle || other.err != nil) {
 			return in.take(f), nil
@@ -219,8 +227,27 @@ func (in *interleaver) next(ctx context.Context) (item, error) {
 			in.timer.Reset(d)
 			timeout = in.timer.C
 		}
-		if err := in.wait(ctx, timeout); err != nil {
-			return item{}, err
+		in.wait(ctx, timeout)
+	}
+}
+
+// rest returns, once the context has ended, what was published until then and not handed out yet; then the context's error.
+func (in *interleaver) rest(ctx context.Context) (item, error) {
+	now := time.Now()
+	if in.ended.IsZero() {
+		in.ended = now
+	}
+	for {
+		f, _ := in.first()
+		if f != nil && f.head.PTS <= in.ended.UnixNano() && now.Sub(in.ended) < restLimit {
+			return in.take(f), nil
+		}
+		if f != nil || in.video.err != nil {
+			return item{}, ctx.Err()
+		}
+		in.timer.Reset(restWait)
+		if !in.wait(context.Background(), in.timer.C) {
+			return item{}, ctx.Err()
 		}
 	}
 }
@@ -241,8 +268,8 @@ func (in *interleaver) first() (f, other *trackFeed) {
 	return nil, nil
 }
 
-// wait takes in the next thing that happens on any track that has no packet here.
-func (in *interleaver) wait(ctx context.Context, timeout <-chan time.Time) error {
+// wait takes in the next thing that happens on any track that has no packet here; false when that is nothing.
+func (in *interleaver) wait(ctx context.Context, timeout <-chan time.Time) bool {
 	var videoReady, audioReady <-chan item
 	var videoFail, audioFail <-chan error
 	if !in.video.full && in.video.err == nil {
@@ -267,10 +294,11 @@ func (in *interleaver) wait(ctx context.Context, timeout <-chan time.Time) error
 		in.stop = func() { stop(); stopVideo() }
 		in.audio = newTrackFeed(life, sub, audioTrack)
 	case <-timeout:
+		return false
 	case <-ctx.Done():
-		return ctx.Err()
+		return false
 	}
-	return nil
+	return true
 }
 
 // notUnix is below every Unix time in ns that a camera of this century has; publishers with another clock are anchored to the

@@ -115,15 +115,16 @@ func (r *recorder) run(ctx context.Context, in *interleaver) error {
 	for {
 		it, err := in.next(wait)
 		switch {
+		case err == nil:
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err != nil && wait.Err() != nil:
+		case wait.Err() != nil:
 			if r.progress.Packets == 0 {
 				return fmt.Errorf("record %s: no packet came: %w", r.o.Key, os.ErrDeadlineExceeded)
 			}
 			r.log.Warn("the camera fell silent before the recording was complete")
 			return nil
-		case err != nil:
+		default:
 			return err
 		}
 		if it.Info != nil {

@@ -104,7 +104,7 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 	}
 	r.step("ingest", ingest, "the one connection to the camera → packet ring in /dev/shm")
 	ring, err := pipeline.Subscribe(setUp, pipeline.SubscribeOptions{
-		RuntimeDir: r.dir, Key: demoKey, Name: "demo", Start: pipeline.StartOldest, WaitForKey: 15 * time.Second, NoFollow: true, Logger: o.Logger,
+		RuntimeDir: r.dir, Key: demoKey, Name: "demo", Start: pipeline.StartOldest, WaitForKey: 15 * time.Second, NoFollow: true,
 	})
 	if err != nil {
 		return ingest.failure(err)
