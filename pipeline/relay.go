@@ -182,13 +182,13 @@ type relayReader struct {
 	tracks  [2]relayCursor
 	started chan struct{} // closed when first is known
 	first   int64         // pts of the first video packet
-	began   bool
 }
 
 // relayCursor is touched by its track's goroutine alone.
 type relayCursor struct {
 	key        string
-	waits      bool
+	waits      bool // for the first video packet
+	began      bool // the first packet was handed out
 	sub        *Subscription
 	track      media.Track
 	generation int
@@ -232,11 +232,14 @@ func (r *relayReader) Next(ctx context.Context, track int) (media.Packet, error)
 			}
 			t.generation, t.track = g, now
 		}
-		if track == 0 && !r.began {
-			r.began, r.first = true, p.PTS
-			close(r.started)
-		} else if track > 0 && r.tracks[0].key != "" && p.PTS < r.first {
-			continue
+		if !t.began {
+			if track > 0 && r.tracks[0].key != "" && p.PTS < r.first {
+				continue
+			}
+			if t.began = true; track == 0 {
+				r.first = p.PTS
+				close(r.started)
+			}
 		}
 		return media.Packet{PTS: p.PTS, DTS: p.DTS, Flags: media.Flags(p.Flags), Data: p.Data}, nil
 	}

@@ -137,9 +137,6 @@ func (g *multicastGroup) run(reader StreamReader, track int) error {
 		if err != nil {
 			return err
 		}
-		if len(u.Data) > maxAccessUnit {
-			continue
-		}
 		if err := p.unit(u); err != nil {
 			continue
 		}

@@ -3,6 +3,7 @@ package rtsp
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/bits"
 
 	"github.com/bluenviron/gortsplib/v4/pkg/format"
@@ -58,6 +59,9 @@ func newPacketiser(t media.Track, f format.Format, ssrc uint32) (*packetiser, er
 // unit makes the packets of u. They stand in buf until the next call.
 func (p *packetiser) unit(u media.Packet) error {
 	p.buf, p.ends, p.report = p.buf[:0], p.ends[:0], p.report[:0]
+	if len(u.Data) > maxAccessUnit {
+		return fmt.Errorf("access unit of %d bytes, sessions send at most %d", len(u.Data), maxAccessUnit)
+	}
 	p.time, p.last = rtpTime(u.PTS, p.rate), u.Flags&media.FlagLastInAU != 0
 	if u.PTS >= p.nextReport || u.PTS < p.nextReport-2*senderReportInterval {
 		p.nextReport = u.PTS + senderReportInterval

@@ -49,6 +49,7 @@ type packetSender struct {
 	packets  *packetiser
 	burst    int // UDP: packets since the last pause
 	lastSent time.Time
+	warned   bool
 }
 
 // OnSetup implements a hook of the library.
@@ -263,12 +264,11 @@ func (ss *session) run(reader StreamReader, track int) error {
 		if err != nil {
 			return err
 		}
-		if len(u.Data) > maxAccessUnit {
-			ss.server.log.Warn("rtsp: access unit not sent", "path", ss.path, "bytes", len(u.Data))
-			continue
-		}
 		if err := send.packets.unit(u); err != nil {
-			ss.server.log.Debug("rtsp: access unit not sent", "path", ss.path, "error", err)
+			if !send.warned { // once: a stream that RTP cannot carry fails with every picture
+				send.warned = true
+				ss.server.log.Warn("rtsp: access unit not sent", "path", ss.path, "track", ss.tracks[track].Name, "error", err)
+			}
 			continue
 		}
 		if send.conn != nil {
