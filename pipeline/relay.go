@@ -108,26 +108,19 @@ func serves(keys []string, path string) bool {
 }
 
 // relayCatalog offers keys as RTSP paths.
-type relayCatalog struct{ o RelayOptions }
-
-// keyTimeout bounds the handshake with a publisher that does not answer.
-const keyTimeout = 3 * time.Second
-
-func (c *relayCatalog) subscribe(key string, o SubscribeOptions) (*Subscription, error) {
-	o.RuntimeDir, o.Key, o.Name, o.Logger = c.o.RuntimeDir, key, "relay", c.o.Logger
-	ctx, cancel := context.WithTimeout(context.Background(), keyTimeout)
-	defer cancel()
-	return Subscribe(ctx, o)
+type relayCatalog struct {
+	o    RelayOptions
+	hubs relayHubs
 }
 
 // track describes the key's track as its publisher has it now.
 func (c *relayCatalog) track(key string) (media.Track, error) {
-	sub, err := c.subscribe(key, SubscribeOptions{NoFollow: true})
+	h, err := c.hubs.acquire(c.o, key)
 	if err != nil {
 		return media.Track{}, err
 	}
-	defer sub.Close()
-	return trackOf(sub.Info()), nil
+	defer c.hubs.release(h)
+	return trackOf(h.sub.Info()), nil
 }
 
 // Tracks implements rtsp.Catalog.
@@ -151,107 +144,6 @@ func (c *relayCatalog) Tracks(path string) ([]media.Track, error) {
 		}
 	}
 	return tracks, nil
-}
-
-// Open implements rtsp.Catalog.
-func (c *relayCatalog) Open(path string, tracks []int) (rtsp.StreamReader, error) {
-	r := &relayReader{catalog: c, started: make(chan struct{})}
-	for _, t := range tracks {
-		cursor := &r.tracks[min(t, 1)]
-		cursor.key = path
-		if t > 0 { // audio begins where the video did
-			cursor.key += AudioSuffix
-			cursor.waits = len(tracks) > 1
-			continue
-		}
-		if err := cursor.open(c, StartLive); err != nil {
-			return nil, err
-		}
-	}
-	if t := &r.tracks[1]; t.key != "" && !t.waits {
-		if err := t.open(c, StartLive); err != nil {
-			return nil, err
-		}
-	}
-	return r, nil
-}
-
-// relayReader is one session's cursors.
-type relayReader struct {
-	catalog *relayCatalog
-	tracks  [2]relayCursor
-	started chan struct{} // closed when first is known
-	first   int64         // pts of the first video packet
-}
-
-// relayCursor is touched by its track's goroutine alone.
-type relayCursor struct {
-	key        string
-	waits      bool // for the first video packet
-	began      bool // the first packet was handed out
-	sub        *Subscription
-	track      media.Track
-	generation int
-}
-
-func (t *relayCursor) open(c *relayCatalog, start Start) error {
-	sub, err := c.subscribe(t.key, SubscribeOptions{Start: start})
-	if err != nil {
-		return err
-	}
-	t.sub, t.track, t.generation = sub, trackOf(sub.Info()), sub.Generation()
-	return nil
-}
-
-// errStreamChanged ends the sessions of a stream whose description is no longer that which they were given.
-var errStreamChanged = errors.New("the publisher came back with another stream")
-
-// Next implements rtsp.StreamReader.
-func (r *relayReader) Next(ctx context.Context, track int) (media.Packet, error) {
-	t := &r.tracks[min(track, 1)]
-	if t.waits {
-		select {
-		case <-r.started:
-		case <-ctx.Done():
-			return media.Packet{}, ctx.Err()
-		}
-		if err := t.open(r.catalog, StartAt(time.Unix(0, r.first))); err != nil {
-			return media.Packet{}, err
-		}
-		t.waits = false
-	}
-	for {
-		p, err := t.sub.Next(ctx)
-		if err != nil {
-			return media.Packet{}, err
-		}
-		if g := t.sub.Generation(); g != t.generation {
-			now := trackOf(t.sub.Info())
-			if !sameDescription(t.track, now) {
-				return media.Packet{}, errStreamChanged
-			}
-			t.generation, t.track = g, now
-		}
-		if !t.began {
-			if track > 0 && r.tracks[0].key != "" && p.PTS < r.first {
-				continue
-			}
-			if t.began = true; track == 0 {
-				r.first = p.PTS
-				close(r.started)
-			}
-		}
-		return media.Packet{PTS: p.PTS, DTS: p.DTS, Flags: media.Flags(p.Flags), Data: p.Data}, nil
-	}
-}
-
-// Close implements rtsp.StreamReader.
-func (r *relayReader) Close() {
-	for i := range r.tracks {
-		if sub := r.tracks[i].sub; sub != nil {
-			sub.Close()
-		}
-	}
 }
 
 // trackOf is what a ring says about its packets.

@@ -74,6 +74,31 @@ func TestRelayLateJoin(t *testing.T) {
 	t.Logf("keyframe after %v, %d pictures after %v, audio begins at %v", first, pictures, time.Since(begin), audio)
 }
 
+// More sessions than a publisher's table has room for share one subscription.
+func TestRelayManySessions(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	dir := t.TempDir()
+	clip, err := testcam.EmbeddedClip("h264", false)
+	require.NoError(t, err)
+	l := publishClip(t, dir, relayKey(t), clip, time.Second)
+	addr := startRelay(t, RelayOptions{RuntimeDir: dir})
+	var readers []*testenv.RTSP
+	for range 60 {
+		c := testenv.DialRTSP(t, addr, l.key)
+		c.Play(1)
+		readers = append(readers, c)
+	}
+	for _, c := range readers {
+		for pictures := 0; pictures < 40; {
+			if ch, packet := c.Frame(); ch == 4 && packet[1]&0x80 != 0 {
+				pictures++
+			}
+		}
+	}
+	require.Len(t, l.video.Control().Subscribers(), 1)
+}
+
 // A session outlives its publisher when the next one has the same stream, and ends when it has another.
 func TestRelayPublisherRestart(t *testing.T) {
 	testenv.CheckLeaks(t)
