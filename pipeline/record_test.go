@@ -256,7 +256,7 @@ func TestRecordDiskFull(t *testing.T) {
 	cam := publishClip(t, dir, key, clip, 0)
 	defer cam.stop()
 	var k kept
-	var log logText
+	var log lockedText
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
@@ -302,24 +302,6 @@ func TestRecordDiskFull(t *testing.T) {
 	}
 	require.NotZero(t, lost)
 	require.Contains(t, log.String(), "goes on")
-}
-
-// logText is a log that can be read while it is written.
-type logText struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *logText) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // recordProcess starts `cfpipe record` as a process.

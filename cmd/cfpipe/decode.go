@@ -81,7 +81,7 @@ It goes on with the next publisher of KEY when one has ended (see --no-follow).`
 				return usageError{errors.New("--key is KEY itself: a camera's own frames come from ingest --decode")}
 			}
 			av.SetLogger(o.Logger)
-			tuneMemory()
+			tuneForPackets()
 			d.options.RuntimeDir, d.options.Key, d.options.Group, d.options.Logger = o.RuntimeDir, a[0], o.Group, o.Logger
 			return pipeline.Decode(cmd.Context(), d.options, nil)
 		},

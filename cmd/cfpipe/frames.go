@@ -47,7 +47,7 @@ stand in the ring (NV12 or P010), plane after plane, without the padding of line
 				e.Meta = os.Stderr
 			}
 			av.SetLogger(o.Logger)
-			tuneMemory()
+			tuneForPackets()
 			e.RuntimeDir, e.Key, e.Logger = o.RuntimeDir, a[0], o.Logger
 			return pipeline.ExportFrames(cmd.Context(), e)
 		},

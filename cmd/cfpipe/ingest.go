@@ -88,7 +88,7 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 			if err != nil {
 				return usageError{err}
 			}
-			tuneMemory()
+			tuneForPackets()
 			err = in.Run(cmd.Context())
 			status.clear()
 			if errors.Is(err, context.Canceled) && cmd.Context().Err() != nil {

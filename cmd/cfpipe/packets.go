@@ -56,9 +56,9 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 			// A pipe that is closed becomes an error of the write, and that a clean end.
 			signal.Ignore(syscall.SIGPIPE)
 			av.SetLogger(o.Logger)
-			tuneMemory()
+			tuneForPackets()
 			e.RuntimeDir, e.Key, e.Logger = o.RuntimeDir, a[0], o.Logger
-			return pipeline.Export(cmd.Context(), e)
+			return stopped(cmd.Context(), pipeline.Export(cmd.Context(), e))
 		},
 	}
 	f := c.Flags()

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -66,7 +68,7 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 			}
 			r.RuntimeDir, r.Key, r.Logger = o.RuntimeDir, a[0], o.Logger
 			av.SetLogger(o.Logger)
-			tuneMemory()
+			tuneForPackets()
 			status := newStatusLine(os.Stderr)
 			r.Progress = func(p pipeline.RecordProgress) {
 				status.show(fmt.Sprintf("%s  %s  %d access units  %.1f MB  %d lost", r.Key, p.Recorded.Round(time.Second), p.Packets,
@@ -85,7 +87,7 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 			}
 			err = pipeline.Record(cmd.Context(), r)
 			status.clear()
-			return err
+			return stopped(cmd.Context(), err)
 		},
 	}
 	f := c.Flags()
@@ -99,6 +101,14 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 	f.BoolVar(&r.NoAudio, "no-audio", false, "leave KEY-audio out")
 	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")
 	return c
+}
+
+// stopped turns the end by a signal into no error: there is nothing to tell.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }
 
 // segmentLine is the JSON line of a finished file.
