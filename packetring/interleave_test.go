@@ -17,9 +17,9 @@ import (
 // This proves the logic of the order, on memory where stores become visible in order. What the processor may reorder is the
 // barriers' part (internal/shm, and the tests with real processes).
 
-// sample is the share of the schedules with a third burst that is run: 1 of 101 under the race detector, which has nothing to find in
+// sample is the share of the schedules with a third burst that is run: 1 of 211 under the race detector, which has nothing to find in
 // one thread, else all of them.
-var sample = map[bool]int{true: 101, false: 1}[raceEnabled && os.Getenv("CFPIPE_SOAK") == ""]
+var sample = map[bool]int{true: 211, false: 1}[raceEnabled && os.Getenv("CFPIPE_SOAK") == ""]
 
 type schedule struct {
 	slots, dataSize uint32

@@ -310,7 +310,7 @@ func view(key string, f func(r *ring)) error {
 // Readers stalled and resumed at random, the ring wrapping thousands of times: nothing torn, every packet read or counted as lost.
 func TestReadersStalled(t *testing.T) {
 	testenv.CheckLeaks(t)
-	d := soak(t, 3*time.Second)
+	d := soak(t, 2*time.Second)
 	testenv.Watchdog(t, d+2*time.Minute)
 	for _, kind := range []string{"ours", "naive"} {
 		t.Run(kind+" writer", func(t *testing.T) {
@@ -399,6 +399,26 @@ func torn(t *testing.T, key string) (yes bool) {
 		yes = r.at(r.newest()+1).seq.Load() != r.newest()+1-uint64(len(r.slots)) && r.newest() >= uint64(len(r.slots))
 	}))
 	return yes
+}
+
+// A reader that comes after the writer's death reads what is there to its end and is told.
+func TestOrphan(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	key := uniqueKey(t)
+	w := start(t, "write", key, "32", "16384", "1", "ours")
+	watch(t, "the ring", func() bool { seq, _ := newest(key); return seq > 100 })
+	w.Kill()
+	for _, wait := range waits {
+		r := open(t, shm.Prefix+key+"-packets", ReaderOptions{Wait: wait})
+		var all report
+		require.NoError(t, all.follow(t.Context(), r))
+		require.Equal(t, 1, all.Rings)
+		require.Zero(t, all.Torn, all.First)
+		_, err := r.Next(t.Context())
+		require.ErrorIs(t, err, ErrGone)
+	}
+	create(t, key, Config{}) // takes the name over, and cleans up
 }
 
 // How the specification's reader does on our writer. Our order of stores cannot save it, it never looks at the cursor; what it

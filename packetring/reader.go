@@ -70,9 +70,11 @@ func Open(path string, o ReaderOptions) (*Reader, error) {
 		seg.Close()
 		return nil, fmt.Errorf("open packet ring %s: %w", seg.Name(), err)
 	}
-	r.c.a = newAttempt(&r.ring, uint32(min(limit, math.MaxUint32)), !r.locked)
+	orphan := shm.Orphaned(seg) // a ring of ours whose writer died before now: to be read to its end
+	r.c.a = newAttempt(&r.ring, uint32(min(limit, math.MaxUint32)), !r.locked && !orphan)
 	r.step = func() { r.out = r.c.next(r.report) }
 	r.wait.init(o.Wait, &r.ring, r.locked)
+	r.wait.orphan = orphan
 	if err := r.Seek(SeekLive); err != nil {
 		seg.Close()
 		return nil, err

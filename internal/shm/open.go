@@ -101,3 +101,13 @@ func Locked(s *Segment) bool {
 	_ = retry(func() error { return unix.Flock(fd, unix.LOCK_UN) })
 	return false
 }
+
+// Orphaned tells whether the segment is of CreateLocked's making and its owner is gone. False says nothing about a segment of another
+// implementation, which locks nothing.
+func Orphaned(s *Segment) bool {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(s.f.Fd()), &st); err != nil || st.Mode&lockedMark == 0 {
+		return false
+	}
+	return !Locked(s)
+}
