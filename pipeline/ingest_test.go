@@ -105,7 +105,7 @@ func startIngest(t *testing.T, o IngestOptions) *ingesting {
 	ctx, cancel := context.WithCancel(t.Context())
 	i := &ingesting{Ingest: in, cancel: cancel, done: make(chan error, 1)}
 	go func() { i.done <- in.Run(ctx) }()
-	t.Cleanup(func() { i.stop(t) })
+	t.Cleanup(func() { _ = i.stop(t) })
 	return i
 }
 
@@ -281,7 +281,7 @@ func TestIngestOneTrack(t *testing.T) {
 		list, err := framering.List(i.o.RuntimeDir)
 		require.NoError(t, err)
 		require.Len(t, list, 1)
-		i.stop(t)
+		require.ErrorIs(t, i.stop(t), context.Canceled)
 	}
 }
 

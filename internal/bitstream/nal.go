@@ -57,9 +57,9 @@ func NALs(au []byte) iter.Seq[[]byte] {
 // IsAnnexB says whether b begins with a start code.
 func IsAnnexB(b []byte) bool {
 	for i, c := range b {
-		switch {
-		case c == 0:
-		case c == 1:
+		switch c {
+		case 0:
+		case 1:
 			return i >= 2
 		default:
 			return false

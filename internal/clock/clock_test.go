@@ -180,7 +180,7 @@ func TestJumps(t *testing.T) {
 func TestJumpKeepsCameraTime(t *testing.T) {
 	h := &host{}
 	tr := New().Track(90000, true)
-	camera := int64(-3600 * s)
+	camera := -3600 * s
 	rtp := uint32(0)
 	tr.SenderReport(ntpOf(h.now().Wall+camera), rtp, h.now())
 	feed(t, h, tr, &rtp, 250, 3600, 40*ms)
@@ -234,7 +234,7 @@ func TestRTPClockOfAnotherRate(t *testing.T) {
 		h := &host{}
 		tr := New().Track(90000, true)
 		rtp := uint32(0)
-		period := int64(s / 21)
+		period := s / 21
 		total := 0
 		var last int64
 		for range 240 {

@@ -60,12 +60,8 @@ type camConn struct {
 }
 
 type camUDP struct {
-	rtp, rtcp        *net.UDPConn
-	toRTP, toRTCP    *net.UDPAddr
-	reports          int
-	punched          bool
-	serverPort       int
-	clientRTP, rtcp2 int
+	rtp, rtcp     *net.UDPConn
+	toRTP, toRTCP *net.UDPAddr
 }
 
 func newFakeCam(t *testing.T, sdp string) *fakeCam {
@@ -121,12 +117,6 @@ func (cam *fakeCam) count(method string) (n int) {
 		}
 	}
 	return n
-}
-
-func (cam *fakeCam) connections() int {
-	cam.mu.Lock()
-	defer cam.mu.Unlock()
-	return len(cam.conns)
 }
 
 func (c *camConn) serve() {
@@ -451,7 +441,7 @@ func runSource(t *testing.T, o SourceOptions) *running {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.cancel = cancel
 	go func() { r.done <- s.Run(ctx, r.collector) }()
-	t.Cleanup(func() { r.stop(t) })
+	t.Cleanup(func() { _ = r.stop(t) })
 	return r
 }
 

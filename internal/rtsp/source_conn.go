@@ -228,6 +228,9 @@ func (c *clientConn) readMessage() (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !strings.HasPrefix(first, "RTSP/") && !strings.HasSuffix(first, " RTSP/1.0") {
+		return nil, nil // text that is no message; what follows is looked at afresh
+	}
 	r := &reply{header: map[string][]string{}}
 	for n := 0; ; n++ {
 		line, err := c.line()
@@ -265,9 +268,6 @@ func (c *clientConn) readMessage() (*reply, error) {
 		return r, nil
 	}
 	method, _, _ := strings.Cut(first, " ")
-	if !strings.HasSuffix(first, "RTSP/1.0") {
-		return nil, nil // text that is no message; what follows is looked at afresh
-	}
 	answer := "501 Not Implemented"
 	switch method {
 	case "OPTIONS", "GET_PARAMETER", "SET_PARAMETER":

@@ -219,9 +219,10 @@ func (f *rtpFormat) audio(rate, channels int) error {
 		t.CodecID, t.BitsPerSample = media.G726, bits/8
 	case "OPUS":
 		t.CodecID, t.ClockRate, f.clockRate = media.Opus, 48000, 48000
-		if f.fmtp["sprop-stereo"] == "1" {
+		switch f.fmtp["sprop-stereo"] {
+		case "1":
 			t.Channels = 2
-		} else if f.fmtp["sprop-stereo"] == "0" {
+		case "0":
 			t.Channels = 1
 		}
 		t.Extradata = opusHead(t.Channels)

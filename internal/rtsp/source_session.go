@@ -57,7 +57,7 @@ func newClientSession(s *Source, url address, nc net.Conn) *clientSession {
 	c := &clientConn{nc: nc, br: bufio.NewReaderSize(nc, readBuffer), url: url, agent: userAgent, timeout: s.o.Timeout}
 	c.auth.user, c.auth.password = url.user, url.password
 	var b [4]byte
-	rand.Read(b[:]) //nolint:errcheck // never fails
+	rand.Read(b[:]) // never fails
 	return &clientSession{s: s, conn: c, timeout: defaultSessionTimeout, channels: map[int]*sessionMedia{}, ssrc: binary.BigEndian.Uint32(b[:])}
 }
 

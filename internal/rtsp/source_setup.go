@@ -173,11 +173,11 @@ func pair(s string, limit int) (a, b int, ok bool) {
 
 // datagramPair is the pair of UDP sockets of one stream.
 type datagramPair struct {
-	rtp, rtcp         *net.UDPConn
-	from              netip.Addr     // the only sender that is listened to
-	toRTP, toRTCP     netip.AddrPort // invalid: not known
-	punch             bool           // open firewalls on the way
-	closed, multicast bool
+	rtp, rtcp     *net.UDPConn
+	from          netip.Addr     // the only sender that is listened to
+	toRTP, toRTCP netip.AddrPort // invalid: not known
+	punch         bool           // open firewalls on the way
+	multicast     bool
 }
 
 // receiveBuffer is asked for: a keyframe of several hundred packets comes at once.

@@ -1,10 +1,13 @@
 package rtsp
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -376,9 +379,10 @@ func TestEarlyMediaAndServerRequests(t *testing.T) {
 		s := c.stream(0, 96)
 		s.pictures(0, 3, 0)
 		c.write([]byte("OPTIONS rtsp://x/ RTSP/1.0\r\nCSeq: 77\r\n\r\n"))
-		c.write([]byte("\r\n\x00junk\r\n"))
+		c.write([]byte("\r\n\x00junk\r\nJUNK\r\n"))
+		s.send(3*3600, true, h264Slice(false, true, 3, 40)...)
 		c.reply(r, "200 OK")
-		s.pictures(3*3600, 3, 0)
+		s.pictures(4*3600, 2, 0)
 		return true
 	}
 	cam.start()
@@ -747,6 +751,37 @@ func FuzzAddress(f *testing.F) {
 		}
 		if err == nil && a.password != "" && len(a.password) > 8 && !strings.Contains(a.uri(), a.password) {
 			require.NotContains(t, Redact(s), a.password)
+		}
+	})
+}
+
+// A server's bytes may be anything.
+func FuzzConnection(f *testing.F) {
+	f.Add([]byte("RTSP/1.0 200 OK\r\nCSeq: 1\r\nContent-Length: 3\r\n\r\nabc$\x00\x00\x02ab"))
+	f.Add([]byte("OPTIONS * RTSP/1.0\r\nCSeq: 5\r\n\r\n"))
+	f.Add([]byte("RTSP/1.0 401 Unauthorized\r\nWWW-Authenticate: Digest realm=\"a\", nonce=\"b\", qop=\"auth\"\r\nSession: 1;timeout=5\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		near, far := net.Pipe()
+		defer far.Close()
+		go io.Copy(io.Discard, far) //nolint:errcheck // what the client answers
+		defer near.Close()
+		c := &clientConn{nc: near, br: bufio.NewReaderSize(bytes.NewReader(b), readBuffer), timeout: time.Second}
+		c.auth.user = "u"
+		ss := &clientSession{conn: c}
+		for {
+			r, err := c.read(func(_ int, payload []byte) error {
+				var p rtpPacket
+				parseRTP(payload, &p)
+				parseRTCP(payload)
+				return nil
+			})
+			if err != nil {
+				return
+			}
+			c.auth.challenge(r.header["www-authenticate"])
+			c.auth.header("PLAY", "rtsp://x/")
+			ss.sessionHeader(r.get("session"))
+			sessionBase("rtsp://x/", "*", r)
 		}
 	})
 }
