@@ -262,9 +262,11 @@ func (d *decodeStage) publish(p *decode.Picture) error {
 	return err
 }
 
+// frameFormats names the decoder's formats as the frame ring does.
+var frameFormats = map[decode.Format]framering.Format{decode.NV12: framering.NV12, decode.P010: framering.P010, decode.P016: framering.P016}
+
 func (d *decodeStage) start(p *decode.Picture) error {
-	format := map[decode.Format]framering.Format{decode.NV12: framering.NV12, decode.P010: framering.P010, decode.P016: framering.P016}
-	meta, err := framering.MetaOf(format[p.Layout.Format], p.Layout.Width, p.Layout.Height)
+	meta, err := framering.MetaOf(frameFormats[p.Layout.Format], p.Layout.Width, p.Layout.Height)
 	if err != nil {
 		return err
 	}
