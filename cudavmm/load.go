@@ -30,7 +30,7 @@ var loaded struct {
 // The error is an ErrUnavailable that says what is missing.
 func Open() (*Driver, error) {
 	loaded.Do(func() {
-		a, err := load()
+		a, err := load(libraries)
 		if err != nil {
 			loaded.err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 			return
@@ -40,7 +40,7 @@ func Open() (*Driver, error) {
 	return loaded.driver, loaded.err
 }
 
-func load() (*api, error) {
+func load(libraries []string) (*api, error) {
 	var handle uintptr
 	var first error
 	for _, name := range libraries {

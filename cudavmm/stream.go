@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 	"unsafe"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 // Stream is an ordered queue of work on a GPU. One goroutine at a time uses it.
@@ -127,6 +129,9 @@ func (s *Stream) Synchronize() error {
 	for start := time.Now(); time.Since(start) < spinFor; {
 		if r := a.streamQuery(s.stream); r != codeNotReady {
 			return s.device.driver.check("cuStreamQuery", r)
+		}
+		for range 16 { // about half a microsecond
+			shm.Pause()
 		}
 	}
 	return s.device.driver.check("cuStreamSynchronize", a.streamSynchronize(s.stream))

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -142,6 +143,28 @@ func TestGPUDecodeEquals(t *testing.T) {
 			}
 		})
 	}
+}
+
+// gpuFrames is how many frames TestGPUProcesses publishes.
+var gpuFrames = func() int {
+	if n, err := strconv.Atoi(os.Getenv("CFPIPE_GPU_FRAMES")); err == nil {
+		return n
+	}
+	return 2000
+}()
+
+// The tests of frames between processes, where there is no GPU: with a stand-in for the driver whose memory is files.
+func TestFramesBetweenProcesses(t *testing.T) {
+	testenv.Watchdog(t, 120*time.Second)
+	lib := t.TempDir()
+	out, err := exec.Command(testenv.NeedTool(t, "cc"), "-shared", "-fPIC", "-O2", "-o", lib+"/libcuda.so.1", "../cudavmm/testdata/libcuda.c").CombinedOutput()
+	require.NoError(t, err, string(out))
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts)$", "-test.v")
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+lib, "CFPIPE_GPU="+lib, "CFPIPE_GPU_FRAMES=300")
+	p := testenv.StartCmd(t, cmd)
+	require.NoError(t, p.WaitFor(t, 110*time.Second), p.Stdout())
+	require.Contains(t, p.Stdout(), "RESULT strict-wait strict: 300 whole, 0 overwritten and reported, 0 torn, 0 gaps, 0 lost")
+	require.Contains(t, p.Stdout(), "RESULT 20 restarts followed")
 }
 
 // A role makes this test binary a process of a GPU test.
@@ -319,9 +342,12 @@ func gpuChild(t testing.TB, role, dir, key string) (p *testenv.Process, result f
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), gpuRole+"="+role, "DIR="+dir, "KEY="+key)
-	out, err := cmd.StdoutPipe()
+	out, in, err := os.Pipe() // not StdoutPipe: the report is read after the process has ended
 	require.NoError(t, err)
+	t.Cleanup(func() { out.Close() })
+	cmd.Stdout = in
 	p = testenv.StartCmd(t, cmd)
+	in.Close()
 	lines := bufio.NewReader(out)
 	line, err := lines.ReadString('\n')
 	require.NoError(t, err, p.Stderr())
@@ -367,7 +393,7 @@ func TestGPUProcesses(t *testing.T) {
 				results = append(results, r)
 			}
 			begun := time.Now()
-			for range 2000 {
+			for range gpuFrames {
 				slot, err := w.Acquire(t.Context())
 				require.NoError(t, err)
 				require.NoError(t, gpuPaint(s, slot.Buffer, slot.Seq))
@@ -382,11 +408,11 @@ func TestGPUProcesses(t *testing.T) {
 			var overruns uint64
 			for i, result := range results {
 				r := result()
-				t.Logf("RESULT %s %s: %d whole, %d overwritten and reported, %d torn, %d gaps, %d lost; 2000 frames in %v", policy, roles[i], r.Read, r.Overruns, r.Torn, r.Gaps, r.Lost, took)
+				t.Logf("RESULT %s %s: %d whole, %d overwritten and reported, %d torn, %d gaps, %d lost; %d frames in %v", policy, roles[i], r.Read, r.Overruns, r.Torn, r.Gaps, r.Lost, gpuFrames, took)
 				require.Zero(t, r.Torn)
 				overruns += r.Overruns
 				if policy == framering.StrictWait {
-					require.Equal(t, uint64(2000), r.Read)
+					require.Equal(t, uint64(gpuFrames), r.Read)
 					require.Zero(t, r.Gaps+r.Lost+r.Overruns)
 				}
 			}

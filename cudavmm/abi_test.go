@@ -1,0 +1,81 @@
+package cudavmm
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// The loader, the symbol table and the calls, against a library in C with the driver's prototypes.
+func TestCallsCrossIntoC(t *testing.T) {
+	lib := filepath.Join(t.TempDir(), "libcuda.so.1")
+	out, err := exec.Command(testenv.NeedTool(t, "cc"), "-shared", "-fPIC", "-O1", "-Wall", "-o", lib, "testdata/libcuda.c").CombinedOutput()
+	require.NoError(t, err, string(out))
+	a, err := load([]string{"/nowhere/libcuda.so.1", lib})
+	require.NoError(t, err)
+	testenv.CheckLeaks(t)
+	d, err := newDriver(a)
+	require.NoError(t, err)
+	version, err := d.Version()
+	require.NoError(t, err)
+	require.Equal(t, 12080, version)
+	all, err := d.Devices()
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.Equal(t, "Stand-in 0", all[0].Name)
+	require.Equal(t, "GPU-abababab-abab-abab-abab-abababababab", all[0].UUID.String())
+	require.Equal(t, 9, all[0].ComputeMajor)
+	v, err := d.Device(0)
+	require.NoError(t, err)
+	defer v.Close()
+	free, total, err := v.Free()
+	require.NoError(t, err)
+	require.Equal(t, [2]uint64{1 << 30, 2 << 30}, [2]uint64{free, total})
+
+	b, err := v.Alloc("frame", 3_317_760)
+	require.NoError(t, err)
+	require.Equal(t, 4<<20, b.Size())
+	in, err := v.Import(dup(t, b.FD()), 3_317_760, v.Granularity())
+	require.NoError(t, err)
+	require.NotEqual(t, b.Pointer(), in.Pointer())
+	s, err := v.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, s.Memset2D(Plane{Pointer: b.Pointer(), Pitch: 2048}, 0x5A, 1920, 1080))
+	host := make([]byte, 1920*1080)
+	require.NoError(t, s.Copy2D(Plane{Host: host, Pitch: 1920}, Plane{Pointer: in.Pointer(), Pitch: 2048}, 1920, 1080))
+	require.NoError(t, s.Synchronize())
+	for i, x := range host {
+		if x != 0x5A {
+			t.Fatalf("byte %d is %#x", i, x)
+		}
+	}
+	require.LessOrEqual(t, testing.AllocsPerRun(100, func() {
+		if s.Copy2D(Plane{Pointer: b.Pointer(), Pitch: 2048}, Plane{Pointer: in.Pointer(), Pitch: 2048}, 1920, 10) != nil || s.Synchronize() != nil {
+			t.Fatal("copy")
+		}
+	}), 8.0, "a call costs purego two small allocations, this package none")
+	e, err := v.NewEvent(true)
+	require.NoError(t, err)
+	require.NoError(t, e.Record(s))
+	require.NoError(t, s.Wait(e))
+	require.NoError(t, e.Synchronize())
+	took, err := e.Elapsed(e)
+	require.NoError(t, err)
+	require.Equal(t, 1500*time.Microsecond, took)
+	_, err = v.Import(openZero(t), 4096, 4096)
+	require.ErrorIs(t, err, ErrWrongKind)
+	_, err = v.Import(dup(t, b.FD()), 5<<20, v.Granularity())
+	var failed *Error
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, "cuMemMap", failed.Call)
+	require.Equal(t, "CUDA_ERROR_OTHER", failed.Name)
+	require.NoError(t, e.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, in.Close())
+	require.NoError(t, b.Close())
+}
