@@ -192,6 +192,12 @@ func TestIngestReconnects(t *testing.T) {
 	require.Zero(t, video.Generation())
 	require.Equal(t, sets(ingestSPS, ingestPPS), video.Info().Extradata)
 
+	testenv.Eventually(t, 5*time.Second, func() error { // counted behind publishing
+		if n := i.Stats().Audio.Packets; n != 4 {
+			return fmt.Errorf("%d packets of audio", n)
+		}
+		return nil
+	})
 	s := i.Stats()
 	require.Equal(t, [3]uint64{6, 2, 1}, [3]uint64{s.Video.Packets, s.Video.Keyframes, s.Video.Gaps})
 	require.Equal(t, [3]uint64{3, 1, 4}, [3]uint64{s.Connects, s.Reconnects, s.Audio.Packets})
@@ -302,7 +308,7 @@ func TestIngestOversized(t *testing.T) {
 	s := reader(t, i, key)
 	next(t, s)
 	require.NotZero(t, next(t, s).Flags&packetring.FlagDiscontinuity)
-	require.EqualValues(t, 1, i.Stats().Video.Oversized)
+	require.EqualValues(t, 1, i.Stats().Video.Oversized, "counted in front of the packet that was read")
 }
 
 // Case r4: the waits grow while connections do not last, and shrink again after one that did.
