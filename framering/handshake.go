@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"syscall"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 // The two sides of the handshake (§4) as state machines that do no input or output: what came in goes to handle, what is to
@@ -351,7 +353,7 @@ func (s *subscriberSide) handleVMMFDs(in *inbound) []outbound {
 // absolute and relative to /dev/shm; anything else could make a reader open files that are no rings.
 func shmName(path string) (string, error) {
 	name := strings.TrimPrefix(path, "/dev/shm/")
-	const prefix = "cuframes-"
+	const prefix = shm.Prefix
 	if len(name) <= len(prefix) || !strings.HasPrefix(name, prefix) || len(name) > 255 || strings.ContainsAny(name, "/\x00") {
 		return "", fmt.Errorf("%q is no cuframes file directly in /dev/shm: %w", cut(printable(path), 300), ErrProtocol)
 	}

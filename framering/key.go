@@ -6,6 +6,8 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 // DefaultRuntimeDir is where control sockets live unless $CUFRAMES_RUNTIME_DIR or an option says otherwise (§1).
@@ -46,10 +48,10 @@ func SocketPath(runtimeDir, key string) string {
 }
 
 // ShmName returns the name of a key's frame SHM in /dev/shm.
-func ShmName(key string) string { return "cuframes-" + key }
+func ShmName(key string) string { return shm.Prefix + key }
 
 // PacketShmName returns the name of a key's packet ring in /dev/shm.
-func PacketShmName(key string) string { return "cuframes-" + key + "-packets" }
+func PacketShmName(key string) string { return shm.Prefix + key + "-packets" }
 
 func checkSocketPath(path string) error {
 	if len(path) > maxSunPath {

@@ -9,6 +9,11 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/cfpipe/cfpipe/cudavmm"
+	"github.com/cfpipe/cfpipe/decode"
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/av"
 )
 
 // FindingStatus says how much a Finding matters.
@@ -56,7 +61,7 @@ func Doctor(o DoctorOptions) []Finding {
 	}
 	return []Finding{
 		kernelFinding(o.ProcDir), shmFinding(o.ShmDir), runtimeDirFinding(o.RuntimeDir), filesFinding(), udpFinding(o.ProcDir),
-		clockFinding(),
+		clockFinding(), orphansFinding(), ffmpegFinding(), gpuFinding(),
 	}
 }
 
@@ -162,6 +167,82 @@ func udpFinding(proc string) Finding {
 		f.Status = FindingWarn
 		f.Detail += "; a keyframe of a large picture can overflow it"
 		f.Remedy = fmt.Sprintf("sysctl -w net.core.rmem_max=%d for cameras over UDP; TCP is not affected", 4*udpBufferWant)
+	}
+	return f
+}
+
+// orphansFinding: rings of killed publishers take space until their key is published again.
+func orphansFinding() Finding {
+	f := Finding{Name: "orphaned rings", Status: FindingOK, Detail: "none"}
+	list, err := framering.Orphans()
+	if err != nil {
+		f.Status, f.Detail, f.Remedy = FindingWarn, err.Error(), "run cfpipe doctor as a user who may read the folder"
+		return f
+	}
+	if len(list) == 0 {
+		return f
+	}
+	var bytes int64
+	for _, o := range list {
+		bytes += o.Bytes
+	}
+	f.Status = FindingWarn
+	f.Detail = fmt.Sprintf("%d left by killed publishers, %s", len(list), mebibytes(bytes))
+	f.Remedy = "publish their keys again, or remove them: cfpipe doctor --clean"
+	return f
+}
+
+// CleanOrphans removes the rings of killed publishers and returns how many those were and how large.
+func CleanOrphans() (rings int, bytes int64, err error) {
+	list, err := framering.Orphans()
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, o := range list {
+		n, rmErr := framering.RemoveOrphan(o.Name)
+		if rmErr != nil {
+			err = errors.Join(err, rmErr)
+		} else if n > 0 {
+			rings++
+			bytes += n
+		}
+	}
+	return rings, bytes, err
+}
+
+func ffmpegFinding() Finding {
+	return Finding{Name: "FFmpeg", Status: FindingOK, Detail: av.Version()}
+}
+
+// gpuFinding: without a GPU decoding runs on the CPU; nothing else needs one.
+func gpuFinding() Finding {
+	f := Finding{Name: "GPU", Status: FindingOK}
+	device, err := cudavmm.OpenDevice(0)
+	if errors.Is(err, cudavmm.ErrUnavailable) {
+		f.Detail = fmt.Sprintf("none (%v): pictures are decoded on the CPU; the packet path needs no GPU", err)
+		return f
+	}
+	if err != nil {
+		f.Status, f.Detail, f.Remedy = FindingWarn, err.Error(), "check the driver with nvidia-smi; in a container, pass the GPU in with its video capability"
+		return f
+	}
+	defer device.Close()
+	info := device.Info()
+	f.Detail = fmt.Sprintf("%s (%s)", info.Name, info.UUID)
+	capabilities, err := decode.Capabilities(device)
+	if err != nil {
+		f.Status = FindingWarn
+		f.Detail += fmt.Sprintf("; NVDEC: %v", err)
+		f.Remedy = "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,video so that libnvcuvid is there"
+		return f
+	}
+	for _, c := range capabilities {
+		f.Detail += fmt.Sprintf("; %s %v bit to %dx%d", c.Codec, c.Depths, c.MaxWidth, c.MaxHeight)
+	}
+	if !info.Sharing {
+		f.Status = FindingWarn
+		f.Detail += "; the driver cannot share memory by file descriptors, which the frame ring needs"
+		f.Remedy = "use a driver with CUDA VMM and POSIX file descriptors (Linux, R460 or newer, not under WSL)"
 	}
 	return f
 }

@@ -58,7 +58,7 @@ type relayViewer struct {
 func (v *relayViewer) run(ctx context.Context, url string, o *globalOptions) {
 	for {
 		v.asked = time.Now()
-		in := av.NewInput(av.InputOptions{URL: url, Options: map[string]string{"rtsp_transport": "tcp"}, Logger: o.Logger})
+		in := av.NewInput(av.InputOptions{URL: url, Options: map[string]string{"rtsp_transport": "tcp", "analyzeduration": "200000"}, Logger: o.Logger})
 		v.err = in.Run(ctx, v)
 		if ctx.Err() != nil {
 			v.err = nil

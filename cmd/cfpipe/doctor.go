@@ -12,15 +12,24 @@ import (
 )
 
 func newDoctorCommand(o *globalOptions) *cobra.Command {
-	var asJSON bool
+	var asJSON, clean bool
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this machine can do, and what to change",
 		Long: "Looks at FFmpeg, the GPU, shared memory, limits and permissions, and names a remedy for each finding.\n" +
-			"Changes nothing. Exits 1 when something that cfpipe needs does not work.\n" + exitStatusHelp,
+			"Changes nothing without --clean. Exits 1 when something that cfpipe needs does not work.\n" + exitStatusHelp,
 		Example: "  cfpipe doctor\n  cfpipe doctor --json | jq '.[] | select(.status != \"ok\")'",
 		Args:    args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
+			if clean {
+				n, bytes, err := pipeline.CleanOrphans()
+				if n > 0 {
+					o.Logger.Info("removed rings of killed publishers", "rings", n, "bytes", bytes)
+				}
+				if err != nil {
+					return err
+				}
+			}
 			findings := pipeline.Doctor(pipeline.DoctorOptions{RuntimeDir: o.RuntimeDir})
 			if err := printFindings(c.OutOrStdout(), findings, asJSON); err != nil {
 				return err
@@ -34,6 +43,7 @@ func newDoctorCommand(o *globalOptions) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print the findings as a JSON array of {name, status, detail, remedy}")
+	c.Flags().BoolVar(&clean, "clean", false, "first remove the rings that killed publishers have left in /dev/shm")
 	return c
 }
 

@@ -30,3 +30,6 @@ func PacketData(p *astiav.Packet) []byte {
 	}
 	return unsafe.Slice((*byte)(unsafe.Pointer(c.data)), int(c.size))
 }
+
+// Version names the FFmpeg libraries that this program is built with.
+func Version() string { return "FFmpeg " + C.GoString(C.av_version_info()) }

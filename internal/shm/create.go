@@ -102,6 +102,22 @@ func createOnce(name string, o CreateOptions) (_ *Segment, err error) {
 	}
 
 	// Somebody has it. Whoever replaces the file must hold the lock of the inode that the name points to.
+	old, err := takeOver(target, o.Foreign)
+	if err != nil {
+		return nil, err
+	}
+	defer old.Close()
+	if err := unix.Rename(temp, target); err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			return nil, errLostRace
+		}
+		return nil, err
+	}
+	return &Segment{name: name, f: f, owner: true}, nil
+}
+
+// takeOver opens the file at target and locks it when its owner is dead; ErrExists when it lives.
+func takeOver(target string, foreign func(head []byte) bool) (_ *os.File, err error) {
 	old, st, err := openPlain(target, unix.O_RDWR)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errLostRace
@@ -109,7 +125,11 @@ func createOnce(name string, o CreateOptions) (_ *Segment, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer old.Close()
+	defer func() {
+		if err != nil {
+			old.Close()
+		}
+	}()
 	if err := lock(old); err != nil {
 		return nil, err
 	}
@@ -118,23 +138,42 @@ func createOnce(name string, o CreateOptions) (_ *Segment, err error) {
 	} else if !same {
 		return nil, errLostRace
 	}
-	if st.Mode&lockedMark == 0 && o.Foreign != nil {
+	if st.Mode&lockedMark == 0 && foreign != nil {
 		head := make([]byte, foreignBytes)
 		n, err := old.ReadAt(head, 0)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, err
 		}
-		if o.Foreign(head[:n]) {
+		if foreign(head[:n]) {
 			return nil, ErrExists
 		}
 	}
-	if err := unix.Rename(temp, target); err != nil {
-		if errors.Is(err, unix.ENOENT) {
-			return nil, errLostRace
-		}
-		return nil, err
+	return old, nil
+}
+
+// RemoveDead unlinks the segment name when its owner is dead and returns its size; ErrExists when it lives. foreign has the
+// meaning of CreateOptions.Foreign. Readers that still map it keep their mapping.
+func RemoveDead(name string, foreign func(head []byte) bool) (size int64, err error) {
+	if name, err = baseName(name); err != nil {
+		return 0, err
 	}
-	return &Segment{name: name, f: f, owner: true}, nil
+	path := Dir + "/" + name
+	f, err := takeOver(path, foreign)
+	if errors.Is(err, errLostRace) {
+		return 0, nil // somebody else has removed or replaced it
+	}
+	if err != nil {
+		return 0, fmt.Errorf("remove %s: %w", name, err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("remove %s: %w", name, err)
+	}
+	if err := unix.Unlink(path); err != nil {
+		return 0, fmt.Errorf("remove %s: %w", name, err)
+	}
+	return st.Size(), nil
 }
 
 // lock takes the exclusive lock of an orphan, or returns ErrExists.
