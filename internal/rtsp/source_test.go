@@ -529,6 +529,7 @@ func TestDatagramOrder(t *testing.T) {
 	last := got[60]
 	require.NotZero(t, last.Flags&media.FlagDiscontinuity)
 	require.Less(t, last.at.Sub(<-lostAt), 5*time.Second)
+	require.ErrorIs(t, r.stop(t), context.Canceled)
 	require.GreaterOrEqual(t, r.source.Stats().RTPLost, uint64(1))
 }
 
