@@ -163,6 +163,7 @@ func TestPushRefused(t *testing.T) {
 
 // FFmpeg's outputs: a transport stream by TCP and UDP, FLV by RTMP.
 func TestPushFFmpegOutputs(t *testing.T) {
+	t.Parallel() // runs when the tests that look for leaks are done
 	testenv.Watchdog(t, time.Minute)
 	ffmpeg, ffprobe := testenv.NeedTool(t, "ffmpeg"), testenv.NeedTool(t, "ffprobe")
 	dir := t.TempDir()

@@ -94,23 +94,27 @@ func framemd5(t *testing.T, url string, seconds int, args ...string) map[string]
 
 // What ffmpeg receives is what was sent, access unit by access unit.
 func TestFFmpegReads(t *testing.T) {
+	t.Parallel() // runs when the tests that look for leaks are done
 	testenv.Watchdog(t, 2*time.Minute)
-	clips := map[string]*testcam.Clip{
-		"h264 aac":          makeClip(t, "a.mp4", "-c:v", "libx264", "-preset", "veryfast", "-bf", "0", "-c:a", "aac"),
-		"h264 bframes ulaw": makeClip(t, "b.mkv", "-c:v", "libx264", "-preset", "veryfast", "-bf", "3", "-c:a", "pcm_mulaw", "-ar", "8000", "-ac", "1"),
-		"h265 opus":         makeClip(t, "c.mkv", "-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:bframes=2", "-c:a", "libopus"),
-		"h264 alaw":         makeClip(t, "d.mkv", "-c:v", "libx264", "-preset", "veryfast", "-bf", "0", "-c:a", "pcm_alaw", "-ar", "8000", "-ac", "1"),
-	}
-	for name, clip := range clips {
+	for _, c := range []struct {
+		name       string
+		clip       *testcam.Clip
+		transports []string
+	}{
+		{"h264 aac", makeClip(t, "a.mp4", "-c:v", "libx264", "-preset", "veryfast", "-bf", "0", "-c:a", "aac"), []string{"tcp"}},
+		{"h264 bframes ulaw", makeClip(t, "b.mkv", "-c:v", "libx264", "-preset", "veryfast", "-bf", "3", "-c:a", "pcm_mulaw", "-ar", "8000", "-ac", "1"), []string{"udp"}},
+		{"h265 opus", makeClip(t, "c.mkv", "-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:bframes=2", "-c:a", "libopus"), []string{"tcp", "udp"}},
+	} {
+		name, clip := c.name, c.clip
 		camera := startCamera(t, testcam.Options{Clip: clip})
-		for _, transport := range []string{"tcp", "udp"} {
+		for _, transport := range c.transports {
 			t.Run(name+" "+transport, func(t *testing.T) {
 				t.Parallel()
-				got := framemd5(t, camera.URL(0), 3, "-rtsp_transport", transport)
+				got := framemd5(t, camera.URL(0), 2, "-rtsp_transport", transport)
 				if clip.Tracks()[0].CodecID == media.HEVC {
 					got["0"] = elementary(t, clip, camera.URL(0), transport)
 				}
-				require.Greater(t, len(got["0"]), 60)
+				require.Greater(t, len(got["0"]), 40)
 				requireLoop(t, hashes(clip, 0), got["0"])
 				if strings.Contains(name, "aac") || strings.Contains(name, "opus") {
 					requireLoop(t, hashes(clip, 1), got["1"])
@@ -125,7 +129,7 @@ func TestFFmpegReads(t *testing.T) {
 // the elementary stream that ffmpeg wrote at the places where the clip's access units end.
 func elementary(t *testing.T, clip *testcam.Clip, url, transport string) (got []string) {
 	t.Helper()
-	b, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-rtsp_transport", transport, "-i", url, "-map", "0:v", "-c", "copy", "-t", "3", "-f", "hevc", "-").Output()
+	b, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-rtsp_transport", transport, "-i", url, "-map", "0:v", "-c", "copy", "-t", "2", "-f", "hevc", "-").Output()
 	require.NoError(t, err)
 	units := clip.Packets(0)
 	at := slices.IndexFunc(units, func(p media.Packet) bool { return bytes.HasPrefix(b, p.Data) })
@@ -143,12 +147,12 @@ func elementary(t *testing.T, clip *testcam.Clip, url, transport string) (got []
 
 // GStreamer's rtspsrc over each transport, its depayloaders' output compared.
 func TestGStreamerReads(t *testing.T) {
+	t.Parallel() // runs when the tests that look for leaks are done
 	testenv.Watchdog(t, 2*time.Minute)
 	gst := testenv.NeedTool(t, "gst-launch-1.0")
 	for _, c := range []struct {
 		codec, depay, caps, protocols string
 	}{
-		{"h264", "rtph264depay", "video/x-h264,stream-format=byte-stream,alignment=au", "tcp"},
 		{"h264", "rtph264depay", "video/x-h264,stream-format=byte-stream,alignment=au", "udp"},
 		{"h264", "rtph264depay", "video/x-h264,stream-format=byte-stream,alignment=au", "udp-mcast"},
 		{"h265", "rtph265depay", "video/x-h265,stream-format=byte-stream,alignment=au", "tcp"},

@@ -249,7 +249,7 @@ func TestHostilePeers(t *testing.T) {
 	for _, attack := range attacks {
 		conn, err := net.Dial("tcp", s.Addr().String())
 		require.NoError(t, err)
-		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
 		_, _ = io.WriteString(conn, attack)
 		_, _ = io.CopyN(io.Discard, conn, 1<<16)
 		conn.Close()
