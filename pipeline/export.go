@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,9 @@ type ExportOptions struct {
 
 // maxExportGap is the step of time that a stream shows as it is; above it, and back, the stream's time goes on instead.
 const maxExportGap = 10 * time.Second
+
+// maxEarly is how far in front of the first keyframe audio still belongs to it.
+const maxEarly = 100 * time.Millisecond
 
 // Export writes a key's packets to Out as they come, from a keyframe on, until Duration or Count is reached, the publication
 // has ended (without Follow), or the reader of Out has gone (all nil), or until ctx is done (ctx's error).
@@ -78,9 +82,11 @@ type exporter struct {
 	audio *media.Track
 
 	begin  int64 // stream time of the first packet
+	first  int64 // DTS of the first packet of video
 	offset int64 // stream time = packet time + offset
 	last   int64 // stream time (DTS) of the newest video packet
 	n      uint64
+	early  []media.Packet // audio in front of the first keyframe
 }
 
 func (e *exporter) run(ctx context.Context, in *interleaver) error {
@@ -137,6 +143,10 @@ func (e *exporter) write(it item) (over bool, err error) {
 	p.PTS += e.offset
 	p.DTS += e.offset
 	if it.Track == audioTrack {
+		if e.w == nil && e.begin == 0 && e.audio != nil {
+			e.keepEarly(p)
+			return false, nil
+		}
 		if e.w == nil || !e.w.HasAudio() || p.PTS < e.begin || p.PTS > e.last+int64(maxExportGap) {
 			return false, nil
 		}
@@ -159,21 +169,42 @@ func (e *exporter) write(it item) (over bool, err error) {
 			return false, nil
 		}
 		if e.begin == 0 {
-			e.begin = p.DTS
+			e.begin, e.first = p.DTS, p.DTS
+			for len(e.early) > 0 && e.early[0].PTS < p.PTS-int64(maxEarly) {
+				e.early = e.early[1:]
+			}
+			if len(e.early) > 0 {
+				e.begin = min(e.begin, e.early[0].PTS)
+			}
 		}
 		e.w, err = mux.NewWriter(mux.WriterOptions{
 			Format: e.o.Format, Video: e.video, Audio: e.audio, Key: p.Data, Out: e.o.Out, Live: true, Start: e.begin,
-			Discontinuous: p.DTS != e.begin,
+			Discontinuous: e.n > 1,
 		})
 		if err != nil {
 			return false, err
 		}
+		for _, a := range e.early {
+			if err := e.w.Write(mux.AudioTrack, a); err != nil {
+				return false, err
+			}
+		}
+		e.early = nil
 	}
-	if e.o.Duration > 0 && p.DTS >= e.begin+int64(e.o.Duration) {
+	if e.o.Duration > 0 && p.DTS >= e.first+int64(e.o.Duration) {
 		return true, nil
 	}
 	e.last = p.DTS
 	return false, e.w.Write(mux.VideoTrack, p)
+}
+
+// keepEarly keeps audio that comes in front of the first keyframe: encoders begin audio a frame early, and that belongs to it.
+func (e *exporter) keepEarly(p media.Packet) {
+	p.Data = bytes.Clone(p.Data)
+	e.early = append(e.early, p)
+	for e.early[0].PTS < p.PTS-int64(maxEarly) {
+		e.early = e.early[1:]
+	}
 }
 
 // full says whether an error means that a disk or a quota has no room.

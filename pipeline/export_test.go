@@ -162,3 +162,29 @@ func TestPacketsShell(t *testing.T) {
 	require.NoError(t, err, string(out))
 	require.Empty(t, string(out))
 }
+
+// A file through ingest and packets as separate processes: every byte of its pictures and its sound comes out, to the last frame.
+func TestPacketsWhole(t *testing.T) {
+	testenv.Watchdog(t, 60*time.Second)
+	dir, key := place(t)
+	ffmpeg := testenv.NeedTool(t, "ffmpeg")
+	folder := t.TempDir()
+	src, dst := filepath.Join(folder, "src.mkv"), filepath.Join(folder, "dst.mkv")
+	out, err := exec.Command(ffmpeg, "-v", "error", "-f", "lavfi", "-i", "testsrc2=size=320x180:rate=25:duration=4",
+		"-f", "lavfi", "-i", "sine=frequency=300:duration=4", "-pix_fmt", "yuv420p", "-c:v", "libx265", "-preset", "ultrafast",
+		"-x265-params", "log-level=error:info=0:keyint=25:bframes=2", "-c:a", "aac", src).CombinedOutput()
+	require.NoError(t, err, string(out))
+	sh := exec.Command("bash", "-c", `set -o pipefail; export CUFRAMES_RUNTIME_DIR="$2"
+		"$1" packets "$3" --wait 20s --from oldest -f nut | "$4" -v error -i - -map 0 -c copy "$6" & reader=$!
+		"$1" ingest "$5" --key "$3" --realtime || exit 1
+		wait $reader`, "-", testenv.Binary(t), dir, key, ffmpeg, src, dst)
+	out, err = sh.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, filePictures(t, media.HEVC, src), filePictures(t, media.HEVC, dst))
+	sound := func(file string) string {
+		b, err := exec.Command(ffmpeg, "-v", "error", "-i", file, "-map", "0:a", "-c", "copy", "-f", "adts", "-").Output()
+		require.NoError(t, err)
+		return digest(b)
+	}
+	require.Equal(t, sound(src), sound(dst))
+}

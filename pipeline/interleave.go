@@ -102,7 +102,7 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 	}
 	audio := o.SubscribeOptions
 	audio.Key += AudioSuffix
-	audio.Start, audio.WaitForKey, audio.NoFollow = StartOldest, 0, false
+	audio.Start, audio.WaitForKey = StartOldest, 0
 	if sub, err := Subscribe(ctx, audio); err == nil {
 		in.audio = newTrackFeed(life, sub, audioTrack)
 		close(in.done)
@@ -215,7 +215,10 @@ func (in *interleaver) next(ctx context.Context) (item, error) {
 			return in.take(f), nil
 		}
 		if in.video.err != nil && !in.video.full {
-			return item{}, in.video.err
+			if err := in.drainAudio(ctx); err != nil {
+				return item{}, err
+			}
+			continue
 		}
 		var timeout <-chan time.Time
 		if f != nil {
@@ -252,6 +255,18 @@ func (in *interleaver) rest(ctx context.Context) (item, error) {
 	}
 }
 
+// drainAudio waits for what the audio still has when the video has ended; it returns why the video ended when there is no more.
+func (in *interleaver) drainAudio(ctx context.Context) error {
+	if in.audio == nil || in.audio.err != nil || !errors.Is(in.video.err, ErrEnded) {
+		return in.video.err
+	}
+	in.timer.Reset(holdFor)
+	if !in.wait(ctx, in.timer.C) && ctx.Err() == nil {
+		return in.video.err
+	}
+	return nil
+}
+
 // first returns the track whose packet comes first, and the other one where there is one.
 func (in *interleaver) first() (f, other *trackFeed) {
 	v, a := in.video, in.audio
@@ -285,7 +300,7 @@ func (in *interleaver) wait(ctx context.Context, timeout <-chan time.Time) bool 
 		in.audio.accept(in.unix(it))
 	case in.video.err = <-videoFail:
 	case in.audio.err = <-audioFail:
-		if !errors.Is(in.audio.err, context.Canceled) {
+		if !errors.Is(in.audio.err, context.Canceled) && !errors.Is(in.audio.err, ErrEnded) {
 			in.log.Warn("audio has ended", "error", in.audio.err)
 		}
 	case sub := <-in.found:

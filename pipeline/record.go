@@ -100,7 +100,7 @@ type recorder struct {
 	told       time.Time
 	files      int
 	begin      int64 // DTS of the first packet
-	newest     int64
+	lead       int64 // its PTS less its DTS
 	progress   RecordProgress
 	progressed time.Time
 }
@@ -149,17 +149,16 @@ func (r *recorder) run(ctx context.Context, in *interleaver) error {
 // over says whether the recording has lasted its Duration in front of this packet.
 func (r *recorder) over(it item) bool {
 	if it.Track != videoTrack {
-		return r.o.Duration > 0 && r.begin != 0 && it.PTS >= r.begin+int64(r.o.Duration) && it.PTS < r.newest+int64(time.Minute)
+		return false
 	}
 	if r.begin == 0 || it.DTS < r.begin { // the clock was set back
-		r.begin = it.DTS
+		r.begin, r.lead = it.DTS, it.PTS-it.DTS
 	}
-	r.newest = it.DTS
 	return r.o.Duration > 0 && it.DTS >= r.begin+int64(r.o.Duration)
 }
 
 func (r *recorder) write(it item) error {
-	if !r.described {
+	if !r.described || it.Track == audioTrack && r.o.Duration > 0 && it.PTS >= r.begin+r.lead+int64(r.o.Duration) {
 		return nil
 	}
 	err := r.segmenter.Write(it.Track, mediaPacket(it.Packet))
