@@ -28,7 +28,7 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 			"stream, and any other output of FFmpeg. %{key} in the URL stands for the key.\n" + exitStatusHelp,
 		Example: "  cfpipe relay\n  cfpipe relay cam1 cam2 --listen 127.0.0.1:8554 --username viewer --password-file secret\n" +
 			"  ffplay -rtsp_transport tcp rtsp://127.0.0.1:8554/cam1\n" +
-			"  cfpipe relay cam1 --push rtsp://user:password@server/live/cam1",
+			"  cfpipe relay cam1 --push rtsp://server/live/cam1 --username viewer --password-file secret",
 		RunE: func(cmd *cobra.Command, keys []string) error {
 			password, err := readPassword(passwordFile)
 			if err != nil {
