@@ -68,6 +68,7 @@ type Clock struct {
 	tracks []*Track
 	lead   *Track // the video track; the only one that begins a new run by a decision, since it can wait for a keyframe
 
+	ahead    int64 // of the source's clock, as an earlier connection found it; see SetAhead
 	anchored bool
 	base     int64 // Unix time of monotonic 0, as of the run's beginning, following slewed changes of the system clock
 	offset   int64 // wall - mono at the last packet
@@ -80,6 +81,22 @@ type Clock struct {
 
 // New returns the clock of one connection to a source.
 func New() *Clock { return &Clock{} }
+
+// SetAhead is for another connection to a source whose own clock is known to be ahead of this host's by so much, in ns. Until
+// its first sender report comes the time of arrival is corrected by that, so that the report finds nothing to step. It has to be
+// called in front of the first packet.
+func (c *Clock) SetAhead(ahead int64) { c.ahead = ahead }
+
+// Ahead returns how far the source's clock is ahead of this host's (network delay counts as behind). ok is false when the source
+// gives no time of its own.
+func (c *Clock) Ahead() (ahead int64, ok bool) {
+	for _, t := range c.tracks {
+		if t.started && t.srKnown && (t == c.lead || c.lead == nil || !c.lead.srKnown) {
+			return c.base - c.offset - t.delay(), true
+		}
+	}
+	return 0, false
+}
 
 // Track is one RTP clock.
 type Track struct {
@@ -220,7 +237,7 @@ func (c *Clock) follow(at Instant) {
 	offset := at.Wall - at.Mono
 	switch d := offset - c.offset; {
 	case !c.anchored:
-		c.base = offset
+		c.base = offset + c.ahead
 		c.anchored = true
 	case abs(d) > stepHost:
 		c.hostStep = true
@@ -335,7 +352,7 @@ func (t *Track) step(at Instant) {
 	old := t.model(t.ext)
 	target := t.target(at)
 	if t.c.hostStep && !t.srKnown {
-		t.c.base = t.c.offset
+		t.c.base = t.c.offset + t.c.ahead
 		target = at.Mono + t.c.base
 		t.c.hostStep = false
 	}

@@ -106,6 +106,36 @@ func TestLateSenderReport(t *testing.T) {
 	}
 }
 
+// The next connection begins where the source's reports will be: they find nothing to step.
+func TestReconnectKeepsOffset(t *testing.T) {
+	h := &host{}
+	c := New()
+	tr := c.Track(90000, true)
+	rtp := uint32(1)
+	_, known := c.Ahead()
+	require.False(t, known)
+	tr.SenderReport(ntpOf(h.now().Wall-180*s), rtp, h.now())
+	feed(t, h, tr, &rtp, 250, 3600, 40*ms)
+	ahead, known := c.Ahead()
+	require.True(t, known)
+	require.True(t, near(ahead, -180*s, ms), seconds(ahead))
+
+	h.sleep(30 * s)
+	c = New()
+	c.SetAhead(ahead)
+	tr = c.Track(90000, true)
+	rtp = 77
+	last, breaks := feed(t, h, tr, &rtp, 100, 3600, 40*ms)
+	require.Zero(t, breaks)
+	require.True(t, near(last, h.now().Wall-40*ms-180*s, 10*ms))
+	tr.SenderReport(ntpOf(h.now().Wall-180*s), rtp, h.now())
+	_, breaks = feed(t, h, tr, &rtp, 250, 3600, 40*ms)
+	require.Zero(t, breaks)
+	ahead, known = c.Ahead()
+	require.True(t, known)
+	require.True(t, near(ahead, -180*s, 10*ms), seconds(ahead))
+}
+
 // Jitter on arrival does not reach the durations, and the run follows the camera's crystal.
 func TestSteering(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -89,6 +89,7 @@ type Source struct {
 	stats counters
 	// preferUDP is set in automatic mode when a connection over TCP brought nothing, and reset when UDP brought nothing.
 	preferUDP bool
+	ahead     int64 // of the camera's clock, from the last connection that had its reports
 }
 
 // NewSource checks the options. It does not connect.

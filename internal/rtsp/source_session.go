@@ -91,6 +91,7 @@ func (ss *clientSession) run(ctx context.Context, sink media.Sink) (redirect str
 		formats = append(formats, m.format)
 	}
 	ss.feed = newFeed(sink, formats, &ss.s.o, datagrams, &ss.s.stats)
+	ss.feed.clock.SetAhead(ss.s.ahead)
 	for i, m := range ss.media {
 		m.track = ss.feed.tracks[i]
 	}
@@ -114,6 +115,11 @@ func (ss *clientSession) run(ctx context.Context, sink media.Sink) (redirect str
 	}()
 	err = ss.receive()
 	close(done)
+	ss.feed.mu.Lock()
+	if ahead, known := ss.feed.clock.Ahead(); known {
+		ss.s.ahead = ahead
+	}
+	ss.feed.mu.Unlock()
 	if ss.s.o.Transport == TransportAuto {
 		ss.s.preferUDP = !datagrams && ss.feed.tracks != nil && ss.silent()
 	}

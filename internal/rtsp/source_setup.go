@@ -88,7 +88,8 @@ func (ss *clientSession) setupMedia(m *sessionMedia, mode Transport, channel int
 		return err
 	}
 	ss.sessionHeader(r.get("session"))
-	if r.status == 461 {
+	// 461 is the answer of the standard; in automatic mode the others with which servers refuse a transport count as well.
+	if r.status == 461 || ss.s.o.Transport == TransportAuto && (r.status == 400 || r.status == 406 || r.status == 415 || r.status == 501) {
 		return fmt.Errorf("SETUP %s: %w", mode, errOtherTransport)
 	}
 	if r.status != 200 {
