@@ -319,17 +319,19 @@ func (w *worker) view(f *session.Frame) *View {
 // prepare decodes a frame. nil, nil: a newer frame of the view has been worked on, this one would show the past.
 func (w *worker) prepare(f *session.Frame, v *View, g geometry) (*Item, error) {
 	m := &f.Submit
-	if f.Header.FrameID <= v.last && m.FrameClass != nnrp.ClassRetransmit {
-		w.s.o.Metrics.frame("dropped", 0, 0)
-		f.Drop()
-		return nil, nil
-	}
 	s := &m.Sections[0]
 	columns, rows := m.Tensor.Grid()
 	// What a frame unfolds to, by compression or by naming few tiles of a large picture, is bounded like what it may send.
 	limit := int64(f.Session.Agreement().Limits.MaxBody)
 	if n := int64(columns) * int64(rows) * s.TileBytes(); n > limit || int64(columns)*int64(rows) > 65535 {
 		return nil, nnrp.NewError(nnrp.CodeLimitExceeded, "the picture's %d×%d tiles have %d bytes, max_body_bytes is %d", columns, rows, n, limit)
+	}
+	// What depends on the frames before it cannot go back in time, and for what may be dropped it would be of no use.
+	independent := columns*rows == 1 && !w.s.spec.Tiled && m.FrameClass != nnrp.ClassDiscardable || m.FrameClass == nnrp.ClassRetransmit
+	if f.Header.FrameID <= v.last && !independent {
+		w.s.o.Metrics.frame("dropped", 0, 0)
+		f.Drop()
+		return nil, nil
 	}
 	it := &Item{Submit: m, View: v, frame: f, IDs: m.TileIndex.AppendIDs(nil)}
 	var err error

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/pipeline/bench"
+)
+
+func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
+	var b bench.NNRP
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "nnrp",
+		Short: "Measure NNRP against gRPC and bare QUIC streams",
+		Long: "Measures over the loopback interface, in one process, taking turns:\n" +
+			"  full tensors   submit → result, one at a time, against a bidirectional gRPC stream over TLS 1.3 with the same bytes\n" +
+			"  changed tiles  the same picture when 6 % of it changes from frame to frame\n" +
+			"  throughput     eight at a time, against bare QUIC streams of the same size\n" +
+			"  codec          encoding and decoding beside the payload\n\n" +
+			"CPU is that of client and server together. The exit status is 0 whether the goals are met or not.",
+		Example: "  cfpipe bench nnrp\n  cfpipe bench nnrp --duration 10s --json | jq .goals\n" + exitStatusHelp,
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			quietQUIC()
+			b.Progress = func(what string) { o.Logger.Info("measuring", "what", what) }
+			r, err := bench.RunNNRP(cmd.Context(), b)
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if asJSON {
+				e := json.NewEncoder(out)
+				e.SetIndent("", "  ")
+				return e.Encode(r)
+			}
+			return r.Write(out)
+		},
+	}
+	f := c.Flags()
+	f.DurationVar(&b.Duration, "duration", 3*time.Second, "of each measurement")
+	f.IntVar(&b.Side, "side", 640, "width and height of the picture")
+	f.IntVar(&b.Tile, "tile", 32, "side of the tiles")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return c
+}
