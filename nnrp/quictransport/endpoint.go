@@ -61,7 +61,7 @@ func Dial(ctx context.Context, nnrpURL string, trust Trust) (session.Conn, error
 	if err != nil {
 		return nil, fmt.Errorf("nnrp: dial %s: %w", addr, err)
 	}
-	t := &quic.Transport{Conn: sock}
+	t := &quic.Transport{Conn: joinDatagrams(sock)}
 	closeAll := func() {
 		_ = t.Close()
 		_ = sock.Close()
@@ -91,7 +91,7 @@ func Listen(addr string, cert *tls.Certificate) (*Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nnrp: listen on %s: %w", addr, err)
 	}
-	t := &quic.Transport{Conn: sock}
+	t := &quic.Transport{Conn: joinDatagrams(sock)}
 	l, err := t.Listen(&tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{nnrp.ALPN}, Certificates: []tls.Certificate{*cert}}, config(true))
 	if err != nil {
 		_ = t.Close()

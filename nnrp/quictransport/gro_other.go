@@ -1,0 +1,7 @@
+//go:build !linux
+
+package quictransport
+
+import "net"
+
+func joinDatagrams(c *net.UDPConn) net.PacketConn { return c }
