@@ -40,7 +40,7 @@ func TestCapture(t *testing.T) {
 
 	for cut := 0; cut < len(all); cut += 1 + cut/200 { // every byte of the first messages, then thinner: TestCut has them all
 		again, _, err := read(all[:cut])
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			require.True(t, bytes.Equal(all[:cut], again))
 			continue
 		}
@@ -56,13 +56,13 @@ func TestCapture(t *testing.T) {
 	require.ErrorIs(t, err, ErrMalformedHeader)
 	require.Equal(t, 3, n)
 	require.ErrorContains(t, err, "malformed_header")
-	require.Equal(t, offsets[3], err.(*Error).Offset)
+	require.Equal(t, offsets[3], offsetOf(t, err))
 
 	_, _, err = read(all[:2])
 	require.ErrorIs(t, err, ErrMalformedHeader)
 	_, _, err = read([]byte("no"))
 	require.ErrorIs(t, err, ErrMalformedHeader)
-	require.Zero(t, err.(*Error).Offset)
+	require.Zero(t, offsetOf(t, err))
 
 	// A header that announces 4 GiB costs what is there.
 	giant := (&Header{Type: MsgFrameSubmit, MetaLen: 32, BodyLen: 1<<32 - 1}).Append(nil)
@@ -70,4 +70,11 @@ func TestCapture(t *testing.T) {
 	_, err = r.Next()
 	require.ErrorIs(t, err, ErrMalformedBody)
 	require.Less(t, cap(r.buf), 1<<20)
+}
+
+func offsetOf(t *testing.T, err error) int64 {
+	t.Helper()
+	var e *Error
+	require.ErrorAs(t, err, &e)
+	return e.Offset
 }

@@ -122,7 +122,7 @@ func (h *Header) Check(l *Limits) error {
 	if limit := l.bodyLimit(h.Type); uint64(h.BodyLen) > uint64(limit) {
 		e := codeError(CodeLimitExceeded, h.Type, 16, "body_len is %d, the limit %d", h.BodyLen, limit)
 		if h.Type.IsFrame() {
-			e.ForFrame(h.ViewID, h.FrameID)
+			_ = e.ForFrame(h.ViewID, h.FrameID)
 		}
 		return e
 	}

@@ -170,7 +170,7 @@ func (m *FrameSubmit) Parse(h *Header, payload []byte, l *Limits) error {
 
 func forFrame(err error, h *Header) error {
 	if e, ok := err.(*Error); ok { //nolint:errorlint // it comes straight from a parser of this package
-		e.ForFrame(h.ViewID, h.FrameID)
+		_ = e.ForFrame(h.ViewID, h.FrameID)
 	}
 	return err
 }

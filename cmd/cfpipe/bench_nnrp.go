@@ -19,7 +19,9 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 			"  full tensors   submit → result, one at a time, against a bidirectional gRPC stream over TLS 1.3 with the same bytes\n" +
 			"  changed tiles  the same picture when 6 % of it changes from frame to frame\n" +
 			"  throughput     eight at a time, against bare QUIC streams of the same size\n" +
-			"  codec          encoding and decoding beside the payload\n\n" +
+			"  codec          encoding and decoding beside the payload\n" +
+			"  lossy path     8 KiB tensors, 12 a second, at 50 ms round trip and 2 % loss, NNRP and gRPC at the same time over two\n" +
+			"                 paths between network namespaces; left out where this process may not make those\n\n" +
 			"CPU is that of client and server together. The exit status is 0 whether the goals are met or not.",
 		Example: "  cfpipe bench nnrp\n  cfpipe bench nnrp --duration 10s --json | jq .goals\n" + exitStatusHelp,
 		Args:    args(cobra.NoArgs),
@@ -41,6 +43,7 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 	}
 	f := c.Flags()
 	f.DurationVar(&b.Duration, "duration", 3*time.Second, "of each measurement")
+	f.DurationVar(&b.Lossy, "lossy", 30*time.Second, "of the measurement over the lossy path; negative = none")
 	f.IntVar(&b.Side, "side", 640, "width and height of the picture")
 	f.IntVar(&b.Tile, "tile", 32, "side of the tiles")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")

@@ -283,11 +283,7 @@ func TestRestart(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- session.Redial(ctx, session.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond},
-			func(ctx context.Context) (*session.Client, error) {
-				ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-				defer cancel()
-				return s.open(t, url)
-			},
+			func(context.Context) (*session.Client, error) { return s.open(t, url) },
 			func(ctx context.Context, c *session.Client) error {
 				select {
 				case rounds <- c:

@@ -41,13 +41,13 @@ var errReset = errors.New("stream reset")
 
 func (s *memStream) Read(b []byte) (int, error) {
 	n, err := s.Conn.Read(b)
-	if err == io.EOF && s.peerReset.Load() {
+	if errors.Is(err, io.EOF) && s.peerReset.Load() {
 		err = errReset
 	}
 	return n, err
 }
-func (s *memStream) CancelWrite(uint64) { s.reset.Store(true); _ = s.Conn.Close() }
-func (s *memStream) CancelRead(uint64)  { _ = s.Conn.Close() }
+func (s *memStream) CancelWrite(uint64) { s.reset.Store(true); _ = s.Close() }
+func (s *memStream) CancelRead(uint64)  { _ = s.Close() }
 
 // oneWay keeps Close of one direction from ending the other: the control stream is two pipes.
 type duplex struct{ r, w *memStream }
@@ -121,7 +121,7 @@ func (c *memConn) CloseWithError(uint64, string) error {
 		c.open.Range(func(k, _ any) bool {
 			s := k.(*memStream)
 			s.reset.Store(true)
-			_ = s.Conn.Close()
+			_ = s.Close()
 			return true
 		})
 	})

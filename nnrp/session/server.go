@@ -106,10 +106,7 @@ func Serve(ctx context.Context, conn Conn, h Handler, o ServerOptions) error {
 	return err
 }
 
-var (
-	errSessionEnded = errors.New("nnrp: session ended")
-	errPeerClosed   = errors.New("nnrp: peer sent CLOSE")
-)
+var errSessionEnded = errors.New("nnrp: session ended")
 
 // handshake takes the session to ACTIVE.
 func (s *Session) handshake(ctx context.Context, o *ServerOptions) error {

@@ -94,7 +94,7 @@ func (s *Session) receive(r ReceiveStream) (f *Frame, err error) {
 	f.key = FrameKey{h.ViewID, h.FrameID}
 	blame := func(err error) error {
 		if e := asError(err); e != nil {
-			e.ForFrame(h.ViewID, h.FrameID)
+			_ = e.ForFrame(h.ViewID, h.FrameID)
 		}
 		return err
 	}

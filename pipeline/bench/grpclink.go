@@ -39,6 +39,15 @@ var grpcStream = grpc.StreamDesc{StreamName: "Infer", ServerStreams: true, Clien
 }}
 
 func newGRPCLink(ctx context.Context) (*grpcLink, error) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	return newGRPCLinkOn(ctx, lis, nil)
+}
+
+// newGRPCLinkOn serves on lis and reaches it by dial, nil for the usual way.
+func newGRPCLinkOn(ctx context.Context, lis net.Listener, dial func(context.Context, string) (net.Conn, error)) (*grpcLink, error) {
 	cert, err := quictransport.SelfSigned()
 	if err != nil {
 		return nil, err
@@ -49,17 +58,17 @@ func newGRPCLink(ctx context.Context) (*grpcLink, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(leaf)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
 	l := &grpcLink{server: grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*cert}})),
 		grpc.MaxRecvMsgSize(64<<20), grpc.InitialWindowSize(grpcStreamWindow), grpc.InitialConnWindowSize(grpcConnWindow))}
 	l.server.RegisterService(&grpc.ServiceDesc{ServiceName: "bench.Runtime", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{grpcStream}}, nil)
 	go func() { _ = l.server.Serve(lis) }()
 	ctx, l.cancel = context.WithCancel(ctx)
-	l.conn, err = grpc.NewClient(lis.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "localhost"})),
-		grpc.WithInitialWindowSize(grpcStreamWindow), grpc.WithInitialConnWindowSize(grpcConnWindow))
+	var o []grpc.DialOption
+	if dial != nil {
+		o = append(o, grpc.WithContextDialer(dial))
+	}
+	l.conn, err = grpc.NewClient("passthrough:///"+lis.Addr().String(), append(o, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "localhost"})),
+		grpc.WithInitialWindowSize(grpcStreamWindow), grpc.WithInitialConnWindowSize(grpcConnWindow))...)
 	if err == nil {
 		l.stream, err = l.conn.NewStream(ctx, &grpcStream, "/bench.Runtime/Infer")
 	}

@@ -19,6 +19,7 @@ type NNRP struct {
 	Duration time.Duration // of each measurement; 0 = 3 s
 	Side     int           // pixels; 0 = 640
 	Tile     int           // pixels a side of the tiles of the changed-tiles measurement; 0 = 32
+	Lossy    time.Duration // of the measurement over a lossy path; 0 = 30 s, negative = none
 	Progress func(what string)
 }
 
@@ -31,6 +32,9 @@ func (o NNRP) withDefaults() (NNRP, error) {
 	}
 	if o.Tile == 0 {
 		o.Tile = 32
+	}
+	if o.Lossy == 0 {
+		o.Lossy = 30 * time.Second
 	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -63,6 +67,8 @@ type NNRPResult struct {
 	Encode  float64 `json:"encode_ns"`
 	Decode  float64 `json:"decode_ns"`
 	Allocs  float64 `json:"codec_allocations_per_frame"`
+	Lossy   *Lossy  `json:"lossy,omitempty"`
+	NoLossy string  `json:"no_lossy_because,omitempty"`
 	Goals   []Goal  `json:"goals"`
 }
 
@@ -120,6 +126,11 @@ func RunNNRP(ctx context.Context, o NNRP) (*NNRPResult, error) {
 	}
 	if err := r.runRate(ctx, o); err != nil {
 		return nil, err
+	}
+	if o.Lossy > 0 {
+		if err := r.runLossy(ctx, o); err != nil {
+			return nil, err
+		}
 	}
 	r.judge()
 	return r, nil
@@ -249,6 +260,9 @@ func (r *NNRPResult) judge() {
 	most("allocations of both", r.Allocs, 0.01)
 	ratio := r.Rate / r.RawRate
 	r.Goals = append(r.Goals, Goal{Name: "throughput, × bare QUIC streams", Value: ratio, Limit: 0.9, Least: true, Met: ratio >= 0.9})
+	if l := r.Lossy; l != nil {
+		most("50 ms, 2 % loss: p99, × gRPC", l.NNRP.P99/l.GRPC.P99, 0.5)
+	}
 }
 
 // Write prints the result as tables.
@@ -264,6 +278,13 @@ func (r *NNRPResult) Write(out io.Writer) error {
 	}
 	fmt.Fprintf(t, "\nTHROUGHPUT\t%.0f MB/s\tbare QUIC streams %.0f MB/s\n", r.Rate/1e6, r.RawRate/1e6)
 	fmt.Fprintf(t, "CODEC\tencode %.0f ns\tdecode %.0f ns\t%.3f allocations\n", r.Encode, r.Decode, r.Allocs)
+	if l := r.Lossy; l != nil {
+		fmt.Fprintln(t, "\n50 ms, 2 % LOSS\tFRAMES\tP50 ms\tP90 ms\tP99 ms\tMAX ms")
+		fmt.Fprintf(t, "NNRP\t%d\t%.0f\t%.0f\t%.0f\t%.0f\n", l.NNRP.Frames, l.NNRP.P50, l.NNRP.P90, l.NNRP.P99, l.NNRP.Max)
+		fmt.Fprintf(t, "gRPC\t%d\t%.0f\t%.0f\t%.0f\t%.0f\n", l.GRPC.Frames, l.GRPC.P50, l.GRPC.P90, l.GRPC.P99, l.GRPC.Max)
+	} else if r.NoLossy != "" {
+		fmt.Fprintln(t, "\nno lossy path:", r.NoLossy)
+	}
 	fmt.Fprintln(t, "\nGOAL\tVALUE\tLIMIT\t")
 	for _, g := range r.Goals {
 		sign, met := "≤", "met"

@@ -86,11 +86,19 @@ func (l *nnrpLink) exchange(ctx context.Context, tensor []byte) (int, error) {
 		return 0, err
 	}
 	if o.State != session.Delivered || len(o.Result.Sections[0].Payload) != resultBytes {
-		return 0, fmt.Errorf("frame %d: %s %v", l.id, o.State, o.Err)
+		return 0, notDelivered(o)
 	}
 	l.tiler.Has(l.id)
 	o.Release()
 	return len(m.Sections[0].Payload), nil
+}
+
+func notDelivered(o *session.Outcome) error {
+	err := fmt.Errorf("frame %d: %s", o.FrameID, o.State)
+	if o.Err != nil {
+		err = fmt.Errorf("%w: %w", err, o.Err)
+	}
+	return err
 }
 
 func (l *nnrpLink) close() error {
@@ -140,7 +148,7 @@ func (l *nnrpLink) flood(ctx context.Context, size int, d time.Duration) (float6
 	take := func() error {
 		o, err := l.c.Next(ctx)
 		if err == nil && o.State != session.Delivered {
-			err = fmt.Errorf("frame %d: %s %v", o.FrameID, o.State, o.Err)
+			err = notDelivered(o)
 		}
 		if err == nil {
 			o.Release()

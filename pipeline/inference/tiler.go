@@ -72,7 +72,7 @@ func (t *Tiler) Reset() { t.base = 0 }
 func (t *Tiler) Has(id uint32) { t.base = max(t.base, id) }
 
 // Frame returns the message for a tensor of Format.Size bytes, and how many tiles it holds; with 0 nothing has changed, and sending it
-// is the caller's choice. The message is valid until the next call; its ids must rise.
+// is the caller's choice. The message is valid until the next call and refers to tensor; its ids must rise.
 func (t *Tiler) Frame(id uint32, tensor []byte) (*nnrp.FrameSubmit, int, error) {
 	if len(tensor) != t.o.Format.Size() {
 		return nil, 0, fmt.Errorf("infer: tensor of %d bytes, want %d", len(tensor), t.o.Format.Size())
@@ -90,15 +90,20 @@ func (t *Tiler) Frame(id uint32, tensor []byte) (*nnrp.FrameSubmit, int, error) 
 	}
 	s := &m.Sections[0]
 	var plain int
+	s.Payload = nil
 	if t.sent == nil {
-		if t.o.Tile == 0 || t.columns*t.rows == 1 && t.o.Format.Width == int(m.Tensor.TileWidth) && t.o.Format.Height == int(m.Tensor.TileHeight) {
-			t.one = append(t.one[:0], tensor...) // the caller may fill its buffer again
-		} else {
+		tile := tensor
+		if f := t.o.Format; f.Width != int(m.Tensor.TileWidth) || f.Height != int(m.Tensor.TileHeight) {
 			t.cut(t.one, tensor, 0)
+			tile = t.one
 		}
 		plain = t.tile
 		t.ids = append(t.ids, 0)
-		t.encode(t.one, compress)
+		if compress {
+			t.encode(tile, true)
+		} else { // no need to copy
+			t.lengths, s.Payload = nnrp.AppendLength(t.lengths, len(tile)), tile
+		}
 	} else {
 		for i := range t.in {
 			t.cut(t.one, tensor, i)
@@ -125,7 +130,10 @@ func (t *Tiler) Frame(id uint32, tensor []byte) (*nnrp.FrameSubmit, int, error) 
 	if compress {
 		s.Flags, s.CodecTable = nnrp.SectionCodecTable, t.table
 	}
-	s.LengthTable, s.Payload = t.lengths, t.payload
+	s.LengthTable = t.lengths
+	if s.Payload == nil {
+		s.Payload = t.payload
+	}
 	return m, len(t.ids), nil
 }
 
