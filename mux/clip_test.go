@@ -131,6 +131,7 @@ var (
 	x264     = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "0", "-x264-params", "scenecut=0"}
 	x264b    = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "2", "-x264-params", "scenecut=0"}
 	x265     = []string{"-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:info=0:keyint=25:bframes=2:scenecut=0"}
+	av1      = []string{"-c:v", "libsvtav1", "-preset", "12", "-g", "25", "-svtav1-params", "lookahead=0"}
 	mjpeg    = []string{"-c:v", "mjpeg", "-pix_fmt", "yuvj420p"}
 	withAAC  = []string{"-map", "1:a", "-c:a", "aac"}
 	withOpus = []string{"-map", "1:a", "-c:a", "libopus"}
@@ -234,7 +235,7 @@ func checkPlayable(t *testing.T, file string) probed {
 // frames returns the NAL units (JPEGs) in a file without parameter sets and delimiters, read back by ffmpeg.
 func frames(t *testing.T, file string, codec uint32) (units [][]byte) {
 	t.Helper()
-	format := map[uint32]string{media.H264: "h264", media.HEVC: "hevc", media.MJPEG: "mjpeg"}[codec]
+	format := map[uint32]string{media.H264: "h264", media.HEVC: "hevc", media.MJPEG: "mjpeg", media.AV1: "obu"}[codec]
 	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-i", file, "-map", "0:v", "-c", "copy", "-f", format, "-").Output()
 	require.NoError(t, err)
 	return split(codec, out)
@@ -243,6 +244,14 @@ func frames(t *testing.T, file string, codec uint32) (units [][]byte) {
 func split(codec uint32, b []byte) (units [][]byte) {
 	if codec == media.MJPEG {
 		return [][]byte{b}
+	}
+	if codec == media.AV1 {
+		for o := range bitstream.OBUs(b) {
+			if o.Type != bitstream.OBUTemporalDelimiter && o.Type != bitstream.OBUSequenceHeader {
+				units = append(units, bytes.Clone(o.Payload))
+			}
+		}
+		return units
 	}
 	for nal := range bitstream.NALs(b) {
 		if c := bitstream.Classify(codec, nal); !c.ParamSet && !c.AUD {

@@ -219,7 +219,7 @@ func (s *Segmenter) writeAudio(p media.Packet) error {
 	if s.w == nil || s.audio == nil || s.w.o.Audio == nil {
 		return nil
 	}
-	from := int64(s.seg.Start.UnixNano()) // the first file begins with its first picture
+	from := s.seg.Start.UnixNano() // the first file begins with its first picture
 	if s.follows {
 		from = s.begin - int64(maxLateAudio)
 	}

@@ -379,6 +379,38 @@ func TestDiskFull(t *testing.T) {
 	require.Len(t, files, len(r.segments), "no file without pictures stays")
 }
 
+// countedSync counts what is forced to the disk.
+type countedSync struct {
+	*os.File
+	n *int
+}
+
+func (f countedSync) Sync() error {
+	*f.n++
+	return f.File.Sync()
+}
+
+func TestFsync(t *testing.T) {
+	s := clip(t, "320x180", 4, x264...)
+	for policy, want := range map[Fsync][2]int{FsyncNever: {0, 0}, FsyncSegment: {1, 1}, FsyncFragment: {4, 6}, "": {0, 0}} {
+		r := record(t, s, FMP4, 0)
+		n := 0
+		create := r.o.Create
+		r.o.Fsync = policy
+		r.o.Create = func(start time.Time) (File, error) {
+			f, err := create(start)
+			if err != nil {
+				return nil, err
+			}
+			return countedSync{f.(*os.File), &n}, nil
+		}
+		r.write(t, s.packets)
+		require.NoError(t, r.Close())
+		require.GreaterOrEqual(t, n, want[0], string(policy))
+		require.LessOrEqual(t, n, want[1], string(policy))
+	}
+}
+
 func TestOpenFails(t *testing.T) {
 	s := clip(t, "320x180", 2, x264...)
 	r := record(t, s, FMP4, 0)

@@ -147,10 +147,10 @@ func aacConfig(b []byte) (rate, channels int, err error) {
 		rate = aacRates[i]
 	}
 	channels = read(4)
-	switch {
-	case channels == 7:
+	switch channels {
+	case 7:
 		channels = 8
-	case channels == 0: // described inside: what cameras send is mono or stereo
+	case 0: // described inside: what cameras send is mono or stereo
 		channels = 2
 	}
 	if rate <= 0 || rate > 384000 || channels > 8 || bit > 8*len(b) {

@@ -48,6 +48,7 @@ func TestFormats(t *testing.T) {
 		{"h264+g711", args(x264, withG711), []Format{FMP4, MP4, MKV, NUT}},
 		{"h264+g726", args(x264, withG726), []Format{MKV}},
 		{"mjpeg", mjpeg, []Format{FMP4, MP4, MKV, NUT, AnnexB}},
+		{"av1", av1, []Format{FMP4, MKV, NUT}},
 	} {
 		s := clip(t, "320x180", 3, c.args...)
 		for _, f := range c.formats {

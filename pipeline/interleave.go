@@ -6,7 +6,9 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/shm"
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
@@ -23,6 +25,8 @@ const (
 	// all of it may take: a ring of hundreds of packets is read in milliseconds.
 	restWait  = 20 * time.Millisecond
 	restLimit = 2 * time.Second
+	// audioPace is how often a recording without audio looks whether there is some now.
+	audioPace = 5 * time.Second
 	// maxAssembled bounds an access unit put together from packets of one NAL unit each.
 	maxAssembled = 32 << 20
 )
@@ -118,21 +122,40 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 	return in, nil
 }
 
-// findAudio waits for the audio key as long as it takes.
+// findAudio waits for the audio key as long as it takes. Most cameras have none and it waits for ever, so it is told of the
+// socket by a watch and looks by itself at a slow pace only, which is for what a watch does not see.
 func (in *interleaver) findAudio(ctx context.Context, o SubscribeOptions) {
 	defer close(in.done)
-	o.WaitForKey = -1
-	sub, err := Subscribe(ctx, o)
-	if err != nil {
-		if ctx.Err() == nil {
-			in.log.Warn("audio cannot be read", "key", o.Key, "error", err)
-		}
-		return
+	var appeared <-chan struct{}
+	if w, err := shm.WatchFor(framering.SocketPath(o.RuntimeDir, o.Key)); err == nil {
+		defer w.Close()
+		appeared = w.C
 	}
-	select {
-	case in.found <- sub:
-	case <-ctx.Done():
-		sub.Close()
+	ticker := time.NewTicker(audioPace)
+	defer ticker.Stop()
+	told := false
+	for {
+		sub, err := Subscribe(ctx, o)
+		switch {
+		case err == nil:
+			select {
+			case in.found <- sub:
+			case <-ctx.Done():
+				sub.Close()
+			}
+			return
+		case ctx.Err() == nil && !errors.Is(err, ErrNoKey) && !told:
+			told = true
+			in.log.Warn("audio cannot be read yet", "key", o.Key, "error", err)
+		}
+		select {
+		case <-appeared:
+			o.WaitForKey = audioGrace // its publisher may be about to listen
+		case <-ticker.C:
+			o.WaitForKey = 0
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
