@@ -42,6 +42,7 @@ func (a *allOf) Packet(track int, p media.Packet) error {
 
 // Every codec, through the camera's packets and back: the units are the same, and the time is the camera's.
 func TestEveryCodec(t *testing.T) {
+	t.Parallel() // it mostly waits
 	testenv.Watchdog(t, 2*time.Minute)
 	x264 := []string{"-c:v", "libx264", "-preset", "ultrafast", "-bf", "0", "-ac", "1"}
 	for name, args := range map[string][]string{

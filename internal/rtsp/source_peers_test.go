@@ -162,6 +162,7 @@ func receive(t *testing.T, url string, transport rtsp.Transport, n int) *keeper 
 
 // What GStreamer's server sends arrives access unit by access unit, over TCP and UDP, with B-frames, H.265 and audio.
 func TestGStreamerServer(t *testing.T) {
+	t.Parallel() // it mostly waits
 	testenv.Watchdog(t, 2*time.Minute)
 	testenv.NeedTool(t, "gst-launch-1.0")
 	const python = "/usr/bin/python3" // Debian's, which has the bindings
@@ -211,6 +212,7 @@ func TestGStreamerServer(t *testing.T) {
 
 // VLC's RTSP output does not interleave: automatic choice finds UDP.
 func TestVLCServer(t *testing.T) {
+	t.Parallel() // it mostly waits
 	testenv.Watchdog(t, 2*time.Minute)
 	cvlc := testenv.NeedTool(t, "cvlc")
 	// At each round VLC says goodbye and begins a new session: the clip is long enough to be in the middle of one.

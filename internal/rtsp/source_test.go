@@ -392,36 +392,39 @@ func TestEarlyMediaAndServerRequests(t *testing.T) {
 
 // Case r3: the session lives by GET_PARAMETER alone.
 func TestKeepAlive(t *testing.T) {
-	for name, public := range map[string]string{"named": "OPTIONS, DESCRIBE, SETUP, PLAY, GET_PARAMETER", "not named": "OPTIONS, DESCRIBE, SETUP, PLAY"} {
-		t.Run(name, func(t *testing.T) {
-			begin(t, 40*time.Second)
-			cam := newFakeCam(t, sdpH264(sprop()))
-			cam.public = public
-			cam.timeout = 2
-			cam.play = func(c *camConn) {
-				s := c.stream(0, 96)
-				time0, seen := time.Now(), 0
-				for i := uint32(0); c.sleep(10e6); i++ {
-					if n := cam.count("GET_PARAMETER"); n > seen {
-						seen, time0 = n, time.Now()
-					}
-					if time.Since(time0) > 2*time.Second {
-						c.nc.Close()
-						return
-					}
-					s.send(i*900, true, h264Slice(i%10 == 0, true, byte(i), 40)...)
+	begin(t, 40*time.Second)
+	var cams []*fakeCam
+	var runs []*running
+	for _, public := range []string{"OPTIONS, DESCRIBE, SETUP, PLAY, GET_PARAMETER", "OPTIONS, DESCRIBE, SETUP, PLAY"} { // named, and not named
+		cam := newFakeCam(t, sdpH264(sprop()))
+		cam.public = public
+		cam.timeout = 2
+		cam.play = func(c *camConn) {
+			s := c.stream(0, 96)
+			time0, seen := time.Now(), 0
+			for i := uint32(0); c.sleep(10e6); i++ {
+				if n := cam.count("GET_PARAMETER"); n > seen {
+					seen, time0 = n, time.Now()
 				}
+				if time.Since(time0) > 2*time.Second {
+					c.nc.Close()
+					return
+				}
+				s.send(i*900, true, h264Slice(i%10 == 0, true, byte(i), 40)...)
 			}
-			cam.start()
-			r := runSource(t, SourceOptions{URL: cam.url("/"), Transport: TransportTCP})
-			testenv.Eventually(t, 20*time.Second, func() error {
-				if n := cam.count("GET_PARAMETER"); n < 3 {
-					return fmt.Errorf("%d keepalives", n)
-				}
-				return nil
-			})
-			require.ErrorIs(t, r.stop(t), context.Canceled, "the camera has not closed the session")
+		}
+		cam.start()
+		cams = append(cams, cam)
+		runs = append(runs, runSource(t, SourceOptions{URL: cam.url("/"), Transport: TransportTCP}))
+	}
+	for i, cam := range cams {
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n := cam.count("GET_PARAMETER"); n < 3 {
+				return fmt.Errorf("%d keepalives", n)
+			}
+			return nil
 		})
+		require.ErrorIs(t, runs[i].stop(t), context.Canceled, "the camera has not closed the session")
 	}
 }
 
