@@ -39,6 +39,7 @@ type FrameReaderOptions struct {
 const (
 	waitWoken   = 200 * time.Millisecond
 	waitUnwoken = time.Millisecond
+	trustAfter  = 16 // wakes that make a publisher count as one that wakes again
 )
 
 // FrameReader reads the frames of one generation. Next is for one goroutine; frames may be released by others.
@@ -54,7 +55,10 @@ type FrameReader struct {
 	slots  []Buffer
 	last   uint64 // handed out
 	waiter *shm.Waiter
-	quiet  bool // the publisher does not wake
+
+	quiet   bool // the publisher does not wake
+	strikes int  // waits in a row that ran out although a frame had come
+	woken   int  // waits in a row, while quiet, that did not
 
 	mu     sync.Mutex
 	leases int
@@ -362,11 +366,19 @@ func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
 	case errors.Is(err, shm.ErrTimeout):
 		var now uint64
 		err = shm.Guard(func() { now = r.block.hdr.globalSeq.Load() })
-		if now != seen {
-			r.quiet = true
+		if r.woken = 0; now != seen { // once may be a frame that came in this very moment
+			r.strikes++
+			r.quiet = r.quiet || r.strikes >= 2
 		}
+		return err
 	case errors.Is(err, shm.ErrClosed): // by watch; Next sees why
 		err = nil
+	case err == nil:
+		if r.strikes = 0; r.quiet {
+			if r.woken++; r.woken >= trustAfter {
+				r.quiet, r.woken = false, 0
+			}
+		}
 	}
 	return err
 }

@@ -629,3 +629,39 @@ func TestPublishDoesNotAllocate(t *testing.T) {
 		}
 	}))
 }
+
+// A publisher that does not wake its readers (it follows the specification's text alone) is noticed and looked at often.
+func TestPublisherThatDoesNotWake(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	dir, key := place(t)
+	p, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}})
+	put(t, w) // the slots hold frame 1; the frames below are all of its number modulo the ring
+	for name, wait := range map[string]Wait{"shared": WaitShared, "direct": WaitDirect} {
+		t.Run(name, func(t *testing.T) {
+			_, r := readFrames(t, dir, key, NewestOnly, wait)
+			h, n := p.ring.block.hdr, uint64(len(p.ring.block.slots))
+			got := make(chan time.Time)
+			go func() {
+				for range 6 {
+					f, err := r.Next(context.Background())
+					if err != nil {
+						t.Error(err)
+					}
+					got <- time.Now()
+					_ = f.Release()
+				}
+			}()
+			var last time.Duration
+			for range 6 {
+				time.Sleep(5 * time.Millisecond) // the reader sleeps by now; if not, the frame only comes sooner
+				seq := h.globalSeq.Load() + 1
+				p.ring.block.slots[seq%n].seq.Store(seq)
+				begun := time.Now()
+				h.globalSeq.Store(seq)
+				last = (<-got).Sub(begun)
+			}
+			require.Less(t, last, 100*time.Millisecond, "after the first ones it must be looked at often")
+		})
+	}
+}

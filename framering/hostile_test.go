@@ -240,7 +240,7 @@ func TestHostilePublisher(t *testing.T) {
 	testenv.Watchdog(t, 2*time.Minute)
 	f, err := os.Open("/dev/null")
 	require.NoError(t, err)
-	defer f.Close()
+	t.Cleanup(func() { f.Close() }) // not deferred: the subtests run in parallel, after this function
 	flood := make([]int, 200)
 	for i := range flood {
 		flood[i] = int(f.Fd())

@@ -18,7 +18,7 @@ func newBenchCommand(o *globalOptions) *cobra.Command {
 			"timed in the same run (plain memory copies, bare futex wake-ups), by helper processes of its own.",
 		Args: args(cobra.NoArgs),
 	}
-	c.AddCommand(newBenchPacketsCommand(o), newBenchNNRPCommand(o), &cobra.Command{
+	c.AddCommand(newBenchPacketsCommand(o), newBenchFramesCommand(o), newBenchNNRPCommand(o), &cobra.Command{
 		Use: "helper", Hidden: true, DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, a []string) error { return bench.Helper(a) },
 	})

@@ -92,3 +92,26 @@ func requireClean(t *testing.T) {
 		require.False(t, strings.HasPrefix(e.Name(), fmt.Sprintf("%sbench-%d", shm.Prefix, os.Getpid())), e.Name())
 	}
 }
+
+func TestRunFrames(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 2*time.Minute)
+	r, err := RunFrames(t.Context(), Frames{
+		Duration: 600 * time.Millisecond, Rates: []int{200}, Width: 640, Height: 360, Readers: 2, Helper: []string{"/proc/self/exe", "helper"},
+	})
+	require.NoError(t, err)
+	require.Len(t, r.Wakes, 2)
+	for _, w := range r.Wakes {
+		require.Positive(t, w.Ring.Count)
+		require.Positive(t, w.Bare.Count)
+	}
+	require.Zero(t, r.Stream.Lost)
+	require.Positive(t, r.Stream.Ratio)
+	var out bytes.Buffer
+	require.NoError(t, r.Write(&out))
+	for _, want := range []string{"WAKE-UP", "STREAM", "GOAL", "frames lost"} {
+		require.Contains(t, out.String(), want)
+	}
+	t.Log("\n" + out.String())
+	requireClean(t)
+}

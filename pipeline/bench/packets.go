@@ -153,8 +153,13 @@ func (r *PacketsResult) Write(out io.Writer) error {
 			fmt.Fprintf(t, "%s\t%.3f %%\t%.3f %%\t%.3f %%\n", c.Load, c.Publisher, c.Shared, c.Direct)
 		}
 	}
+	writeGoals(t, r.Goals)
+	return t.Flush()
+}
+
+func writeGoals(t io.Writer, goals []Goal) {
 	fmt.Fprintln(t, "\nGOAL\tmeasured\twanted\t")
-	for _, g := range r.Goals {
+	for _, g := range goals {
 		sign, word := "≤", "met"
 		if g.Least {
 			sign = "≥"
@@ -164,7 +169,6 @@ func (r *PacketsResult) Write(out io.Writer) error {
 		}
 		fmt.Fprintf(t, "%s\t%.3g\t%s %.3g\t%s\n", g.Name, g.Value, sign, g.Limit, word)
 	}
-	return t.Flush()
 }
 
 func writeWakes(t io.Writer, wakes []Wake) {

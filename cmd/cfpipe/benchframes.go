@@ -1,0 +1,49 @@
+package main
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/pipeline/bench"
+)
+
+func newBenchFramesCommand(o *globalOptions) *cobra.Command {
+	var b bench.Frames
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "frames",
+		Short: "Measure the frame ring",
+		Long: "Measures the frame ring in host memory between processes:\n" +
+			"  wake-up   from before the publish to the return of the read in a process that slept in between,\n" +
+			"            against a bare futex wake-up between two processes, timed in turn with it\n" +
+			"  stream    frames to all readers without loss (strict-wait), each of which copies them out,\n" +
+			"            against the same copies by as many processes with nothing else to do\n\n" +
+			"A busy machine makes every figure worse; the load average is printed with the result.\n" + exitStatusHelp,
+		Example: "  cfpipe bench frames\n  cfpipe bench frames --width 3840 --height 2160 --json",
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b.Progress = func(what string) { o.Logger.Info("measuring", "what", what) }
+			r, err := bench.RunFrames(cmd.Context(), b)
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if asJSON {
+				e := json.NewEncoder(out)
+				e.SetIndent("", "  ")
+				return e.Encode(r)
+			}
+			return r.Write(out)
+		},
+	}
+	f := c.Flags()
+	f.DurationVar(&b.Duration, "duration", 3*time.Second, "of each measurement")
+	f.IntSliceVar(&b.Rates, "rate", []int{25, 1000}, "frames a second of the wake-up measurements")
+	f.IntVar(&b.Width, "width", 1920, "of the frames")
+	f.IntVar(&b.Height, "height", 1080, "of the frames")
+	f.IntVar(&b.Readers, "readers", 4, "reader processes of the stream")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return c
+}
