@@ -5,6 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"runtime"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/cudavmm"
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/lossylink"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
@@ -193,4 +197,67 @@ func TestInferRefusals(t *testing.T) {
 	s, err := Infer(t.Context(), o)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, s.Results)
+}
+
+// TestInferOverALossyPath: 25 pictures a second over 50 ms round trip and 2 % loss. Results keep coming, each for a picture that was new
+// a moment ago, and memory stays flat.
+func TestInferOverALossyPath(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	dir, key := place(t)
+	sc := newScene(t, dir, key, 256, 128)
+	sc.show(0, 0, false)
+	server, _ := motionRuntime(t, inference.ServerOptions{})
+	path, err := lossylink.NewProxy(server.Addr(), lossylink.Options{OneWay: 25 * time.Millisecond, Loss: 0.02, Seed: 7})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = path.Close() })
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var newest atomic.Int64
+	moving := make(chan struct{})
+	go func() {
+		defer close(moving)
+		tick := time.NewTicker(40 * time.Millisecond)
+		defer tick.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-tick.C:
+				sc.show(32*(i%7), 32*(i%3), true)
+				newest.Store(sc.n)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	var behind []int64
+	var heap []uint64
+	out := writerFunc(func(b []byte) (int, error) {
+		var l struct{ Seq int64 }
+		if err := json.Unmarshal(b, &l); err != nil {
+			return 0, err
+		}
+		behind = append(behind, newest.Load()-l.Seq)
+		if len(behind)%20 == 0 {
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			heap = append(heap, m.HeapAlloc)
+		}
+		return len(b), nil
+	})
+	s, err := Infer(ctx, InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://" + path.Addr().String(), Trust: quictransport.Trust{Fingerprint: server.Fingerprint()},
+		Tile: 32, InFlight: 4, Out: out, Duration: 6 * time.Second})
+	require.NoError(t, err)
+	cancel()
+	<-moving
+	slices.Sort(behind)
+	t.Logf("%+v, pictures behind the newest: median %d, most %d; heap %v", s, behind[len(behind)/2], behind[len(behind)-1], heap)
+	require.EqualValues(t, 1, s.Sessions)
+	require.Greater(t, s.Results, uint64(60))
+	require.LessOrEqual(t, behind[len(behind)/2], int64(4), "the path alone is one or two pictures long")
+	require.Less(t, heap[len(heap)-1], heap[0]+8<<20)
 }

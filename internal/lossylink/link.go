@@ -1,8 +1,5 @@
 //go:build linux
 
-// Package lossylink is a network path with delay and loss between two network namespaces of this process, for benchmarks and tests: a
-// TUN device on either side, and goroutines that carry the packets. Unlike a proxy it also carries the kernel's own TCP, with its
-// retransmissions. It needs CAP_NET_ADMIN, CAP_SYS_ADMIN and the ip program.
 package lossylink
 
 import (
@@ -19,24 +16,9 @@ import (
 	"unsafe"
 )
 
-// ErrUnavailable: this process may not make network namespaces or TUN devices.
-var ErrUnavailable = errors.New("lossylink: no network namespaces here")
-
-// Addresses of the two ends.
-const (
-	AddrA = "10.255.77.1"
-	AddrB = "10.255.77.2"
-)
-
-// Options describe the path.
-type Options struct {
-	OneWay time.Duration // each direction
-	Loss   float64       // 0 to 1, each packet on its own
-	Queue  int           // packets under way a direction; more are lost; 0 = 1000
-	Seed   uint64        // of the losses
-}
-
-// Link is a path that is up.
+// Link is a path between two network namespaces of this process: a TUN device on either side, and goroutines that carry the packets.
+// Unlike a Proxy it also carries the kernel's own TCP, with its retransmissions. It needs CAP_NET_ADMIN, CAP_SYS_ADMIN and the ip
+// program.
 type Link struct {
 	ends [2]*end
 	wg   sync.WaitGroup
@@ -126,11 +108,6 @@ func (e *end) setUp(addr string) error {
 		}
 	}
 	return nil
-}
-
-type delayed struct {
-	due time.Time
-	b   []byte
 }
 
 // carry moves packets one way, in order.

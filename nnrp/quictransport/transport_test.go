@@ -19,6 +19,7 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/internal/lossylink"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/session"
@@ -317,8 +318,10 @@ func TestLossyPath(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, 60*time.Second)
 	s := startServer(t, "127.0.0.1:0", nil, session.Policy{Concurrent: 4})
-	p := newLossyProxy(t, s.l.Addr(), 25*time.Millisecond, 0.02)
-	c := s.mustOpen(t, p.url())
+	p, err := lossylink.NewProxy(s.l.Addr(), lossylink.Options{OneWay: 25 * time.Millisecond, Loss: 0.02})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close() })
+	c := s.mustOpen(t, "nnrps://"+p.Addr().String())
 	payload := noise(8 << 10) // a tenth of the tiles of a static picture, compressed
 	got := map[session.FrameState]int{}
 	collected := make(chan struct{})

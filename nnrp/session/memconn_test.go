@@ -66,6 +66,12 @@ func (c *memConn) pipe() (here, there *memStream) {
 	here, there = &memStream{a, ra, rb}, &memStream{b, rb, ra}
 	c.open.Store(here, nil)
 	c.open.Store(there, nil)
+	select {
+	case <-c.done: // closed meanwhile, perhaps without these
+		_ = here.Close()
+		_ = there.Close()
+	default:
+	}
 	return here, there
 }
 
