@@ -81,7 +81,6 @@ type trackFeed struct {
 	idle    bool // the other track has waited for it in vain
 	key     int64
 	due     time.Time
-	last    int64
 	started bool
 	lag     lagWindow
 	buf     []byte // an access unit that comes in several packets
