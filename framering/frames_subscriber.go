@@ -76,17 +76,6 @@ type FrameReaderStats struct {
 	Overruns uint64 // frames that were overwritten in use
 }
 
-// Frame is a lease on a frame's slot: its memory stays mapped until Release, but the publisher may overwrite it (DropOldest).
-type Frame struct {
-	Seq    uint64
-	PTS    int64  // Unix ns
-	Lost   uint64 // StrictOrder: frames lost in front of this one
-	Buffer Buffer // the slot's memory; layout as the reader's Meta
-
-	reader *FrameReader
-	slot   int
-}
-
 // Frames opens the frame ring of a subscription that was made with WantsFrames, and takes its descriptors. An error that Is
 // ErrDisconnected says that the generation has ended already: dial again.
 func (s *Subscriber) Frames(o FrameReaderOptions) (*FrameReader, error) {
@@ -381,61 +370,6 @@ func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
 		}
 	}
 	return err
-}
-
-// Check tells whether the frame is still whole: ErrFrameOverrun says that the publisher has begun to overwrite it. Ask after the last
-// read of its pixels (on a GPU: after the stream is synchronised), before trusting what was made from them.
-func (f Frame) Check() error {
-	var whole bool
-	err := shm.Guard(func() {
-		shm.LoadBarrier() // after the pixels
-		whole = f.reader.block.slots[f.slot].seq.Load() == f.Seq
-	})
-	if err == nil && !whole {
-		err = ErrFrameOverrun
-	}
-	return err
-}
-
-// Release acknowledges the frame and gives the lease back; Buffer must not be touched any more. ErrFrameOverrun is Check's. Call it
-// once.
-func (f Frame) Release() error {
-	r := f.reader
-	err := f.Check()
-	if err == nil {
-		err = shm.Guard(func() {
-			me := &r.block.subs[r.sub.Bit]
-			me.lastSeenSeq.Store(f.Seq) // read by StrictWait and inspectors
-			me.lastAckNS.Store(time.Now().UnixNano())
-			r.acknowledge(&r.block.slots[f.slot])
-		})
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if errors.Is(err, ErrFrameOverrun) {
-		r.stats.Overruns++
-	}
-	r.leases--
-	if r.closed && r.leases == 0 {
-		err = errors.Join(err, r.unmap())
-	}
-	return err
-}
-
-// CopyTo copies the frame out of host memory, FrameSize bytes, and says whether the copy is whole (ErrFrameOverrun). The lease stays.
-func (f Frame) CopyTo(dst []byte) error {
-	n := int(f.reader.meta.FrameSize)
-	src := f.Buffer.Bytes()
-	if src == nil {
-		return fmt.Errorf("copy frame %d: it lies in GPU memory: %w", f.Seq, ErrInvalidArg)
-	}
-	if len(dst) < n {
-		return fmt.Errorf("copy frame %d: %d bytes for a frame of %d: %w", f.Seq, len(dst), n, ErrInvalidArg)
-	}
-	if err := shm.Guard(func() { copy(dst, src[:n]) }); err != nil {
-		return fmt.Errorf("copy frame %d: %w", f.Seq, err)
-	}
-	return f.Check()
 }
 
 // Close ends the reader and a Next in progress. The memory stays mapped until the last lease is released. The subscription stays open.

@@ -152,9 +152,9 @@ class _Ring:
 
     def _acknowledge(self, slot, seq):
         me = self.table + self.sub.bit * _SUBSCRIBER
+        self.shm.fetch_or(_HEADER + slot * _SLOT + 0x10, 1 << self.sub.bit)  # first: last_seen_seq counts as an ACK too
         self.shm.store(me + 0x10, seq)
         self.shm.store(me + 0x18, time.time_ns())
-        self.shm.fetch_or(_HEADER + slot * _SLOT + 0x10, 1 << self.sub.bit)
         if self.strict_wait:
             self.shm.wake(_HEADER + slot * _SLOT + 0x10)
 
