@@ -62,6 +62,9 @@ func (c *Client) submit(ctx context.Context, m *nnrp.FrameSubmit, o SubmitOption
 	case nnrp.ClassRetransmit:
 		h.Flags |= nnrp.FlagRetransmit
 	}
+	if c.agreed.Limits.SDK {
+		m.PayloadKind = nnrp.PayloadTensorSDK
+	}
 	var g nnrp.Gather
 	err := m.Gather(&g, h)
 	c.mu.Lock()

@@ -292,14 +292,13 @@ func TestSDKOrderAndToken(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, 30*time.Second)
 	s := start(t, ServerOptions{Engine: Motion{}, Token: []byte("t0ken"), SDK: true})
-	c, err := dial(t, s, session.ClientOptions{Hello: nnrp.ClientHello{SDK: true, Auth: []byte("t0ken"), SupportedPayloadKindBitmap: 3,
+	c, err := dial(t, s, session.ClientOptions{Hello: nnrp.ClientHello{SDK: true, Auth: []byte("t0ken"),
 		Extensions: nnrp.AppendExtension(nil, nnrp.Extension{Type: ExtModelName, Data: []byte("motion")})}})
 	require.NoError(t, err)
 	tiler, err := NewTiler(TilerOptions{Format: Format{Width: 16, Height: 16, Channels: 1, DType: nnrp.Uint8}})
 	require.NoError(t, err)
 	m, _, err := tiler.Frame(1, make([]byte, 256))
 	require.NoError(t, err)
-	m.PayloadKind = nnrp.PayloadTensorSDK
 	_, err = c.Submit(t.Context(), m, session.SubmitOptions{})
 	require.NoError(t, err)
 	o := await(t, c)

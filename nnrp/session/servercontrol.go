@@ -1,0 +1,132 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/cfpipe/cfpipe/nnrp"
+)
+
+// readControl handles the control stream.
+func (s *Session) readControl() {
+	stop := context.AfterFunc(s.ctx, func() { _ = s.control.SetReadDeadline(time.Unix(1, 0)); s.control.CancelRead(0) })
+	defer stop()
+	buf := make([]byte, nnrp.HeaderLen)
+	for s.ctx.Err() == nil {
+		if cap(buf) > growStep { // a large object passed; do not keep its memory
+			buf = make([]byte, nnrp.HeaderLen)
+		}
+		buf = buf[:nnrp.HeaderLen]
+		limits := s.agreed.Limits // does not change after the handshake
+		h, err := readHeader(s.control, buf, &limits, true)
+		if err == nil {
+			buf, err = readRest(s.control, buf, int(h.Size())-nnrp.HeaderLen, bodyTimeout)
+		}
+		if err == nil {
+			err = s.control1(&h, buf[nnrp.HeaderLen:], &limits)
+		}
+		if err == nil {
+			continue
+		}
+		if e := asError(err); e != nil {
+			if e.Code == nnrp.CodeLimitExceeded { // the body was not read: nothing behind it can be found
+				e.Fatal, e.Scope = true, nnrp.ScopeConnection
+			}
+			s.fail(e, h.TraceID)
+			if e.Fatal {
+				return
+			}
+			continue
+		}
+		if errors.Is(err, io.EOF) { // the client has ended its half: it wants nothing more
+			s.drain(false)
+			return
+		}
+		s.cancel(fmt.Errorf("nnrp: read control stream: %w", err))
+		return
+	}
+}
+
+// control1 handles one control message.
+func (s *Session) control1(h *nnrp.Header, payload []byte, l *nnrp.Limits) error {
+	if err := s.State().Accept(true, h.Type, OnControl); err != nil {
+		return err
+	}
+	if h.SessionID != s.agreed.SessionID {
+		return nnrp.NewError(nnrp.CodeInvalidState, "%s for session %d, this is %d", h.Type, h.SessionID, s.agreed.SessionID)
+	}
+	m := nnrp.NewMessage(h.Type)
+	if err := m.Parse(h, payload, l); err != nil {
+		return err
+	}
+	reply := s.header(nnrp.Header{TraceID: h.TraceID})
+	switch m := m.(type) {
+	case *nnrp.SessionPatch:
+		if err := nnrp.CheckCritical(m.Extensions, nil); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		ack := s.agreed.Patch(m)
+		s.mu.Unlock()
+		return s.out.send(ack, reply)
+	case *nnrp.CachePut:
+		s.mu.Lock()
+		ack := s.cache.Put(m, time.Now())
+		s.mu.Unlock()
+		return s.out.send(&ack, reply)
+	case *nnrp.CacheInvalidate:
+		s.mu.Lock()
+		s.cache.Invalidate(m)
+		s.mu.Unlock()
+	case *nnrp.Close:
+		if err := nnrp.CheckCritical(m.Extensions, nil); err != nil {
+			return err
+		}
+		s.drain(false)
+	case *nnrp.ErrorMessage:
+		if m.IsFatal != 0 || m.Scope == nnrp.ScopeConnection {
+			s.cancel(fmt.Errorf("nnrp: the client failed: %w", m.Err()))
+			return nil
+		}
+		s.log.Debug("nnrp client reports an error", "session", s.agreed.SessionID, "code", m.Code.String(), "scope", m.Scope.String())
+	case *nnrp.Bare:
+		switch h.Type {
+		case nnrp.MsgPing:
+			return s.out.send(&nnrp.Bare{Msg: nnrp.MsgPong}, reply)
+		case nnrp.MsgFrameCancel:
+			s.cancelFrame(FrameKey{h.ViewID, h.FrameID})
+		}
+	}
+	return nil
+}
+
+// readDatagrams handles FRAME_CANCEL and PING. A datagram that is not a message is lost like any other: it proves nothing about the
+// streams.
+func (s *Session) readDatagrams() {
+	for {
+		b, err := s.conn.ReceiveDatagram(s.ctx)
+		if err != nil {
+			return
+		}
+		h, err := nnrp.ParseHeader(b)
+		if err != nil || h.Size() != int64(len(b)) || h.SessionID != s.agreed.SessionID || s.State().Accept(true, h.Type, OnDatagram) != nil {
+			continue
+		}
+		switch h.Type {
+		case nnrp.MsgPing:
+			s.datagram(nnrp.MsgPong, nnrp.Header{TraceID: h.TraceID})
+		case nnrp.MsgFrameCancel:
+			s.cancelFrame(FrameKey{h.ViewID, h.FrameID})
+		}
+	}
+}
+
+func (s *Session) datagram(t nnrp.MsgType, h nnrp.Header) {
+	b, err := (&nnrp.Bare{Msg: t}).Append(make([]byte, 0, nnrp.HeaderLen), s.header(h))
+	if err == nil {
+		_ = s.conn.SendDatagram(b)
+	}
+}
