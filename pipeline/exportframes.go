@@ -214,9 +214,10 @@ func (e *frameExporter) header(interval int64) error {
 	e.held = false
 	num, den := frameRate(interval)
 	colour := "C420mpeg2"
-	if e.meta.Format == framering.P010 {
+	switch e.meta.Format {
+	case framering.P010:
 		colour = "C420p10 XYSCSS=420P10"
-	} else if e.meta.Format == framering.GRAY8 {
+	case framering.GRAY8:
 		colour = "Cmono"
 	}
 	if _, err := fmt.Fprintf(e.out, "YUV4MPEG2 W%d H%d F%d:%d Ip A1:1 %s\n", e.meta.Width, e.meta.Height, num, den, colour); err != nil {
