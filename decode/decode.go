@@ -170,7 +170,7 @@ func (d *Decoder) openNVDEC() error {
 		return err
 	}
 	k, err := openCodec(codecOptions{
-		name: name, extradata: d.o.Extradata, caps: c, device: d.o.Device.Info().Ordinal, stream: d.stream.Handle(),
+		name: name, extradata: d.o.Extradata, caps: c, device: d.o.Device, stream: d.stream.Handle(),
 	})
 	if err != nil {
 		return err

@@ -13,7 +13,9 @@ typedef struct cuda_device_context {
     void *cuda_ctx, *stream, *internal;
 } cuda_device_context;
 
-#define USE_PRIMARY_CONTEXT 1 // AV_CUDA_USE_PRIMARY_CONTEXT
+// AV_CUDA_USE_CURRENT_CONTEXT: the primary context, which the caller has made current. FFmpeg's own way to it fails where the context
+// is active with other flags than FFmpeg's.
+#define USE_CURRENT_CONTEXT 2
 
 void *cfp_alloc(void **packet, void **frame)
 {
@@ -76,13 +78,14 @@ int cfp_hw_open(void *ctx, int device, uintptr_t stream, cfp_hw *hw)
     char name[16];
     int err;
     snprintf(name, sizeof(name), "%d", device);
-    err = av_hwdevice_ctx_create(&ref, AV_HWDEVICE_TYPE_CUDA, name, NULL, USE_PRIMARY_CONTEXT);
+    err = av_hwdevice_ctx_create(&ref, AV_HWDEVICE_TYPE_CUDA, name, NULL, USE_CURRENT_CONTEXT);
     if (err < 0)
         return err;
     // NVDEC's post-processing then runs on our stream, and our copy behind it needs no other synchronisation.
     ((cuda_device_context *)((AVHWDeviceContext *)ref->data)->hwctx)->stream = (void *)stream;
     c->hw_device_ctx = ref; // owned by the codec context from here on
     c->get_format = get_format;
+    c->hwaccel_flags |= AV_HWACCEL_FLAG_UNSAFE_OUTPUT; // no copy of its own: ours is made before the picture is given back
     c->opaque = hw;
     return 0;
 }

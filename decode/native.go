@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"github.com/asticode/go-astiav"
+
+	"github.com/cfpipe/cfpipe/cudavmm"
 )
 
 // codec is an open libavcodec decoder with its packet and frame. One goroutine uses it.
@@ -35,7 +37,7 @@ type codecOptions struct {
 
 	// NVDEC
 	caps   *caps // nil = software
-	device int
+	device *cudavmm.Device
 	stream uintptr
 }
 
@@ -79,7 +81,12 @@ func (c *codec) open(found *astiav.Codec, o codecOptions) error {
 		c.hw.depths = C.uint32_t(o.caps.depths)
 		c.hw.max_width, c.hw.max_height = C.uint32_t(o.caps.maxWidth), C.uint32_t(o.caps.maxHeight)
 		c.hw.min_width, c.hw.min_height = C.uint32_t(o.caps.minWidth), C.uint32_t(o.caps.minHeight)
-		if r := C.cfp_hw_open(ctx, C.int(o.device), C.uintptr_t(o.stream), c.hw); r < 0 {
+		var r C.int
+		err := o.device.With(func() { r = C.cfp_hw_open(ctx, C.int(o.device.Info().Ordinal), C.uintptr_t(o.stream), c.hw) })
+		if err != nil {
+			return err
+		}
+		if r < 0 {
 			return astiav.Error(r)
 		}
 	case o.threads == 0:
