@@ -18,8 +18,8 @@ import (
 // SourceOptions name an input of ingest. Only URL is needed.
 type SourceOptions struct {
 	URL      string // rtsp://, rtsps://, a file, any other FFmpeg input, or "-" for standard input
-	Username string // RTSP: instead of those in the URL
-	Password string
+	Username string // RTSP: instead of the URL's, together with Password
+	Password string // of Username, or of the user in the URL
 	NoAudio  bool
 	MaxUnit  int // bytes of an access unit, see IngestOptions.MaxUnit; 0 = 2 MiB
 

@@ -164,15 +164,15 @@ func (r *demo) report() error {
 		return errors.Join(faults...)
 	}
 	fmt.Fprintf(r.w, `
-Every access unit that the camera sent is in the files, and one connection served all readers. With a camera of your own:
+Every access unit (picture) that the camera sent is in the files, and one connection served all readers. With a camera of your own:
 
-  cfpipe ingest rtsp://user@host/stream --password-file FILE --key door
+  cfpipe ingest rtsp://host/stream --username NAME --password-file FILE --key door
   cfpipe record door --out '/srv/video/%%{key}/%%Y-%%m-%%d/%%H-%%M-%%S.mp4'
-  cfpipe relay                                  # then: vlc rtsp://localhost:8554/door
+  cfpipe relay                                  # then: ffplay -rtsp_transport tcp rtsp://localhost:8554/door
   cfpipe packets door -f nut | ffmpeg -i - -c:v copy door.mp4
 
-Played with: ffplay %s
-`, filepath.Join(r.out, "*.mp4"))
+Play what was recorded: ffplay %s
+`, r.segments[0].Path)
 	return nil
 }
 

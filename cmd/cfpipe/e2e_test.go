@@ -289,10 +289,38 @@ func TestSecretsStayHidden(t *testing.T) {
 	require.NoError(t, ingest.Stop(t, syscall.SIGINT, 10*time.Second))
 	require.NotContains(t, ingest.Stdout()+ingest.Stderr(), password)
 
+	// The name in the URL and the password in a file, as most people write it.
+	both := s.start("ingest", strings.Replace(url, "rtsp://", "rtsp://admin@", 1), "--key", key, "--password-file", file)
+	s.published(key, 5)
+	require.NoError(t, both.Stop(t, syscall.SIGINT, 10*time.Second))
+
 	wrong := s.start("ingest", strings.Replace(url, "rtsp://", "rtsp://admin:hunter2@", 1), "--key", key, "--log-level", "debug", "--duration", "3s")
 	_ = wrong.WaitFor(t, 15*time.Second)
 	require.NotContains(t, wrong.Stdout()+wrong.Stderr(), "hunter2")
 	require.Contains(t, wrong.Stderr(), "401", "the reason is named")
+}
+
+// TestSnapshotOfASilentCamera: an old picture is not passed off as a new one.
+func TestSnapshotOfASilentCamera(t *testing.T) {
+	s := newSite(t)
+	key := s.key("silent")
+	camera := s.start("testcam", "--listen", "127.0.0.1:0")
+	s.start("ingest", s.line(camera), "--key", key)
+	s.published(key, 10)
+	picture := filepath.Join(t.TempDir(), "p.jpg")
+	out, err := s.command("snapshot", key, "-o", picture, "--max-age", "3s", "--json").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "age_seconds")
+
+	camera.Kill()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		cmd := s.command("snapshot", key, "-o", picture, "--max-age", "500ms")
+		out, _ := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != exitTimeout {
+			return fmt.Errorf("status %d: %s", cmd.ProcessState.ExitCode(), out)
+		}
+		return nil
+	})
 }
 
 // TestUsage: wrong calls exit with 2, absent keys with 3, and say what to do.

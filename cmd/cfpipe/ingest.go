@@ -126,19 +126,16 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 // sourcePassword takes the password from the file or the environment. The line end of a text file does not belong to it.
 func sourcePassword(src *pipeline.SourceOptions, file string) error {
 	if file == "" {
-		src.Password = os.Getenv(passwordVariable)
+		// The variable may stand there for other cameras: without a user name it does not matter.
+		if src.Username != "" || strings.Contains(src.URL, "@") {
+			src.Password = os.Getenv(passwordVariable)
+		}
 	} else {
 		b, err := os.ReadFile(file)
 		if err != nil {
 			return fmt.Errorf("--password-file: %w", err)
 		}
 		src.Password = strings.TrimRight(string(b), "\r\n")
-	}
-	if src.Username == "" && file != "" {
-		return usageError{errors.New("--password-file without --username")}
-	}
-	if src.Username == "" {
-		src.Password = ""
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,16 +14,20 @@ import (
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
+// snapshotOld is the age from which a picture is worth a warning: cameras send many a second.
+const snapshotOld = 5 * time.Second
+
 func newSnapshotCommand(o *globalOptions) *cobra.Command {
 	var s pipeline.SnapshotOptions
 	var out string
 	var asJSON bool
+	var maxAge time.Duration
 	c := &cobra.Command{
 		Use:   "snapshot KEY -o FILE",
 		Short: "Save the newest picture of a camera as JPEG or PNG",
 		Long: `Snapshot takes the newest picture of KEY: from its frame ring where there is one, else by decoding from the last keyframe in its
 packet ring. The file's name chooses the format (.jpg, .jpeg or .png); "-" writes a JPEG to standard output. The file appears in one
-step, a reader never sees half of it.` + "\n" + exitStatusHelp,
+step, a reader never sees half of it. When the camera is silent the picture is an old one: see --max-age.` + "\n" + exitStatusHelp,
 		Example: "  cfpipe snapshot cam1 -o cam1.jpg\n  cfpipe snapshot cam1 -o - | curl -T - https://…",
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -48,6 +53,13 @@ step, a reader never sees half of it.` + "\n" + exitStatusHelp,
 			if err != nil {
 				return err
 			}
+			age := time.Since(time.Unix(0, info.PTS))
+			if maxAge > 0 && age > maxAge {
+				return fmt.Errorf("snapshot of %s: the newest picture is %v old, older than --max-age: %w", s.Key, age.Round(time.Second), os.ErrDeadlineExceeded)
+			}
+			if maxAge == 0 && age > snapshotOld {
+				o.Logger.Warn("the newest picture is old: the camera is silent", "key", s.Key, "age", age.Round(time.Second))
+			}
 			if out == "-" {
 				_, err = cmd.OutOrStdout().Write(b)
 				return err
@@ -57,7 +69,7 @@ step, a reader never sees half of it.` + "\n" + exitStatusHelp,
 			}
 			if asJSON {
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]any{
-					"path": out, "bytes": len(b), "width": info.Width, "height": info.Height, "pts_ns": info.PTS, "seq": info.Seq, "from": info.From,
+					"path": out, "bytes": len(b), "width": info.Width, "height": info.Height, "pts_ns": info.PTS, "age_seconds": age.Seconds(), "seq": info.Seq, "from": info.From,
 				})
 			}
 			return nil
@@ -67,6 +79,7 @@ step, a reader never sees half of it.` + "\n" + exitStatusHelp,
 	f.StringVarP(&out, "output", "o", "", "file to write, or - for standard output")
 	f.IntVar(&s.Quality, "quality", 3, "JPEG: 1 (best) to 31")
 	f.DurationVar(&s.WaitForKey, "wait", 0, "how long to wait for KEY")
+	f.DurationVar(&maxAge, "max-age", 0, "exit with status 4 when the newest picture is older; 0 = warn when it is older than 5s")
 	f.IntVar(&s.Device, "device", 0, "GPU on which frames in GPU memory are read")
 	f.BoolVar(&asJSON, "json", false, "print a line of JSON about the picture")
 	return c

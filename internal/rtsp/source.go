@@ -50,8 +50,8 @@ const (
 // SourceOptions say where a Source gets its media. Only URL is needed.
 type SourceOptions struct {
 	URL       string    // rtsp:// or rtsps://, with or without credentials
-	Username  string    // instead of those in the URL
-	Password  string    //
+	Username  string    // instead of the URL's, together with Password
+	Password  string    // of Username, or of the user in the URL
 	Transport Transport // "" = auto
 	NoAudio   bool
 
@@ -98,8 +98,13 @@ func NewSource(o SourceOptions) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Username != "" || o.Password != "" {
+	switch {
+	case o.Username != "":
 		url.user, url.password = o.Username, o.Password
+	case o.Password != "" && url.user == "":
+		return nil, fmt.Errorf("a password without a user name: %w", media.ErrUnsupported)
+	case o.Password != "":
+		url.password = o.Password
 	}
 	switch o.Transport {
 	case "":
