@@ -66,15 +66,22 @@ const watchInterval = 2 * time.Second
 func watchKeys(ctx context.Context, o RelayOptions) {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
-	known := map[string]bool{}
-	for {
+	known, denied := map[string]bool{}, map[string]bool{}
+	for first := true; ; first = false {
 		list, err := framering.List(o.RuntimeDir)
 		if err != nil {
 			o.Logger.Warn("relay: cannot list the keys of this host", "error", err)
 		}
 		alive := map[string]bool{}
 		for _, p := range list {
-			if !p.Alive || !serves(o.Keys, p.Key) {
+			if !serves(o.Keys, p.Key) {
+				continue
+			}
+			if errors.Is(p.Err, os.ErrPermission) && !denied[p.Key] {
+				denied[p.Key] = true
+				o.Logger.Warn("relay: this user may not read a key: start its publisher with --group, or run as its user", "key", p.Key, "uid", os.Getuid())
+			}
+			if !p.Alive {
 				continue
 			}
 			alive[p.Key] = true
@@ -90,12 +97,27 @@ func watchKeys(ctx context.Context, o RelayOptions) {
 				o.Logger.Info("relay: stream gone", "key", key)
 			}
 		}
+		if first {
+			tellAbsent(o, alive)
+		}
 		known = alive
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// tellAbsent says what is waited for when the relay starts.
+func tellAbsent(o RelayOptions, alive map[string]bool) {
+	for _, key := range o.Keys {
+		if !alive[key] {
+			o.Logger.Info("relay: waiting for the key to be published", "key", key)
+		}
+	}
+	if len(o.Keys) == 0 && len(alive) == 0 {
+		o.Logger.Info("relay: nothing is published yet; keys are served as they come", "runtime_dir", framering.RuntimeDir(o.RuntimeDir))
 	}
 }
 
