@@ -136,25 +136,24 @@ func TestStoppedReader(t *testing.T) {
 	s := startServer(t, "127.0.0.1:0", nil, session.Policy{Concurrent: 8})
 	idle, busy := s.mustOpen(t, s.url()), s.mustOpen(t, s.url())
 	payload := noise(1 << 20)
-	sent := 0
-	for {
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		m := tensor(payload)
-		m.LatencyBudgetMs = 30000
-		_, err := idle.Submit(ctx, m, session.SubmitOptions{})
-		cancel()
-		if err != nil {
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			break
-		}
-		sent++
+	const agreed = 8
+	m := tensor(payload)
+	m.LatencyBudgetMs = 60000
+	for range agreed {
+		_, err := idle.Submit(t.Context(), m, session.SubmitOptions{})
+		require.NoError(t, err)
 	}
-	require.Equal(t, 8, sent, "as many as agreed, then Submit waits")
+	_, err := idle.TrySubmit(t.Context(), m, session.SubmitOptions{})
+	require.ErrorIs(t, err, session.ErrFull)
+	waiting, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = idle.Submit(waiting, m, session.SubmitOptions{})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
 	for range 20 {
 		exchange(t, busy, payload)
 	}
 	sum := sha256.Sum256(payload)
-	for range sent {
+	for range agreed {
 		o, err := idle.Next(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, session.Delivered, o.State)

@@ -350,6 +350,6 @@ func TestLossyPath(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	t.Logf("outcomes %v, heap %d KiB → %d KiB", got, before.HeapAlloc>>10, after.HeapAlloc>>10)
-	require.Greater(t, got[session.Delivered], frames/2, "the rest was overtaken by newer pictures")
+	require.Greater(t, got[session.Delivered], frames/4, "the rest was overtaken by newer pictures")
 	require.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(8<<20))
 }
