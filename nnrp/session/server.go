@@ -229,11 +229,11 @@ func (s *Session) drain(tell bool) {
 		return
 	}
 	s.state.To(Draining)
-	s.checkIdle()
-	s.mu.Unlock()
-	if tell {
+	if tell { // in front of the end of the control stream, which may follow at once
 		_ = s.out.send(&nnrp.Close{}, s.header(nnrp.Header{}))
 	}
+	s.checkIdle()
+	s.mu.Unlock()
 	s.spawn(func() {
 		select {
 		case <-time.After(drainTimeout):
