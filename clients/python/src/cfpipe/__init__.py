@@ -1,19 +1,22 @@
-"""Reads cameras that cfpipe shares on this machine. Pure Python; NumPy, CuPy and PyTorch are used where the caller has them.
+"""Reads cameras that cfpipe publishes: encoded packets and decoded pictures, out of shared memory.
 
-    import cfpipe
-    with cfpipe.Frames("cam1") as frames:
-        for frame in frames:                 # the newest picture, again and again
-            y, uv = frame.numpy()            # views of shared memory, no copy
-            detect(y)
-            if not frame.release():          # False: the picture was overwritten while it was in use
-                discard_result()
+    for packet in cfpipe.packets("cam1"): ...
+    for frame in cfpipe.frames("cam1"): ...
+
+Pure Python; the standard library is enough for packets and for bytes of pictures. NumPy, CuPy and PyTorch take a frame's planes
+without a copy.
 """
 
-from .control import CfpipeError, Disconnected, NotFound, Subscription
-from .frames import Frame, Frames, Meta, Plane
-from .packets import CORRUPT, DISCONTINUITY, KEY, Packet, Packets
+from ._frames import Frame, Frames, FrameStats, Plane, frames
+from ._packets import CORRUPT, DISCONTINUITY, KEY, LAST_IN_AU, Packet, Packets, PacketStats, packets
+from .errors import (EndedError, Error, FaultError, FrameOverrun, GPUError, MountError, NoPublisherError, NotAvailableError, ProtocolError,
+                     RefusedError)
+
+__version__ = "0.1.0"
 
 __all__ = [
-    "CfpipeError", "Disconnected", "NotFound", "Subscription", "Frame", "Frames", "Meta", "Plane", "Packet", "Packets",
-    "KEY", "CORRUPT", "DISCONTINUITY",
+    "packets", "frames", "Packets", "Frames", "Packet", "Frame", "Plane", "PacketStats", "FrameStats",
+    "KEY", "CORRUPT", "DISCONTINUITY", "LAST_IN_AU",
+    "Error", "NoPublisherError", "NotAvailableError", "ProtocolError", "MountError", "RefusedError", "EndedError", "FaultError",
+    "FrameOverrun", "GPUError",
 ]
