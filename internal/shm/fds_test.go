@@ -56,8 +56,9 @@ func TestMemfdOverASocket(t *testing.T) {
 
 	require.Error(t, r.File().Truncate(100), "sealed")
 	require.Error(t, r.File().Truncate(1<<20), "sealed")
-	_, err = unix.Mmap(int(r.File().Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	require.Error(t, err, "receivers cannot scribble")
+	foreign, err := unix.Mmap(int(r.File().Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err, "other implementations may map frames for writing, as they do GPU memory")
+	require.NoError(t, unix.Munmap(foreign))
 	w.Bytes()[0] = 1 // the sender still can
 	require.Equal(t, byte(1), r.Bytes()[0])
 	require.NoError(t, r.Close())

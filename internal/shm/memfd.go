@@ -11,8 +11,8 @@ import (
 // sizeSeals keep a memfd from being shrunk under a reader, and from these seals being undone.
 const sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 
-// Memfd makes an anonymous segment of size bytes for sending to other processes: reserved, mapped for writing here, and sealed, so
-// that nobody can change its size and receivers can only map it for reading.
+// Memfd makes an anonymous segment of size bytes for sending to other processes: reserved, mapped, and sealed, so that nobody can
+// change its size.
 func Memfd(name string, size int) (*Segment, error) {
 	if size <= 0 || int64(size) > maxSize {
 		return nil, fmt.Errorf("memfd %s: size %d is out of range", name, size)
@@ -39,16 +39,9 @@ func (s *Segment) fill(fd, size int) (err error) {
 	if s.b, err = mmap(s.f, size, unix.PROT_READ|unix.PROT_WRITE, 0); err != nil {
 		return err
 	}
-	// FUTURE_WRITE (Linux 5.1) leaves the mapping made above writable and refuses any other.
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals|unix.F_SEAL_FUTURE_WRITE)
-	if errors.Is(err, unix.EINVAL) {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals)
-	}
-	if err != nil {
-		return fmt.Errorf("seal: %w", err)
-	}
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL)
-	if err != nil {
+	// The seals of A13 and no more: with F_SEAL_FUTURE_WRITE a reader of another implementation that maps its frames for reading
+	// and writing, as §3.7 has it for GPU memory, would be refused.
+	if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals|unix.F_SEAL_SEAL); err != nil {
 		return fmt.Errorf("seal: %w", err)
 	}
 	return nil
