@@ -2,8 +2,11 @@ package session
 
 import (
 	"context"
+	"io"
+	"log/slog"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cfpipe/cfpipe/nnrp"
 )
@@ -70,6 +73,81 @@ func FuzzServe(f *testing.F) {
 			synctest.Wait()
 			if e.opened != e.ended {
 				t.Fatalf("%d sessions opened, %d ended", e.opened, e.ended)
+			}
+		})
+	})
+}
+
+// FuzzOpen: whatever a server writes, a client with a frame under way neither crashes nor hangs, and the frame has one end at most.
+func FuzzOpen(f *testing.F) {
+	wire := func(m nnrp.Message, h nnrp.Header) []byte {
+		b, err := m.Append(nil, h)
+		if err != nil {
+			f.Fatal(err)
+		}
+		return b
+	}
+	o := ClientOptions{}
+	h := o.hello()
+	ack, _, err := Negotiate(&h, &Policy{}, 1)
+	if err != nil {
+		f.Fatal(err)
+	}
+	hello := wire(ack, nnrp.Header{SessionID: 1})
+	result := wire(&nnrp.ResultPush{ActiveProfileID: 1, Sections: []nnrp.Section{{RoleID: 1}}}, nnrp.Header{SessionID: 1, FrameID: 1})
+	drop := wire(&nnrp.Bare{Msg: nnrp.MsgResultDrop}, nnrp.Header{SessionID: 1, FrameID: 1})
+	for _, m := range []nnrp.Message{&nnrp.ErrorMessage{Code: nnrp.CodeServerBusy, Scope: nnrp.ScopeFrame, FrameID: 1}, &nnrp.Close{}, &nnrp.SessionPatchAck{},
+		&nnrp.CacheAck{}, &nnrp.CachePut{ObjectKind: 1}, &nnrp.Bare{Msg: nnrp.MsgPing}, &nnrp.ErrorMessage{Code: nnrp.CodeInternalError, IsFatal: 1}} {
+		f.Add(append(append([]byte{}, hello...), wire(m, nnrp.Header{SessionID: 1})...), result, drop)
+	}
+	f.Add(wire(&nnrp.ErrorMessage{Code: nnrp.CodeAuthFailed, IsFatal: 1}, nnrp.Header{}), result[:60], []byte{})
+	f.Fuzz(func(t *testing.T, control, stream, datagram []byte) {
+		synctest.Test(t, func(t *testing.T) {
+			client, server := memPair()
+			defer func() {
+				_ = client.CloseWithError(0, "")
+				synctest.Wait()
+			}()
+			go func() {
+				c, err := server.AcceptControl(context.Background())
+				if err != nil {
+					return
+				}
+				go func() { _, _ = io.Copy(io.Discard, c) }()
+				_, _ = c.Write(control)
+			}()
+			go func() { // when the frame comes, its answer goes
+				r, err := server.AcceptReceive(context.Background())
+				if err != nil {
+					return
+				}
+				_, _ = io.Copy(io.Discard, r)
+				_ = server.SendDatagram(datagram)
+				if w, err := server.OpenSend(context.Background()); err == nil {
+					_, _ = w.Write(stream)
+					_ = w.Close()
+				}
+			}()
+			c, err := Open(context.Background(), client, ClientOptions{Logger: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				return
+			}
+			ends := 0
+			if _, err := c.TrySubmit(context.Background(), picture("x", nnrp.ClassKeyframe, 100), SubmitOptions{}); err == nil {
+				for {
+					ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+					o, err := c.Next(ctx)
+					cancel()
+					if err != nil {
+						break
+					}
+					o.Release()
+					ends++
+				}
+			}
+			_ = c.Close(context.Background())
+			if ends > 1 {
+				t.Fatalf("%d ends of one frame", ends)
 			}
 		})
 	})
