@@ -186,6 +186,76 @@ func TestInterleaveForeign(t *testing.T) {
 	require.EqualValues(t, 12e7, items[3].PTS-items[0].PTS)
 }
 
+// Another publisher's sound comes before its first picture: it is handed out behind that picture, not with the pictures of the
+// publisher before, and all of it.
+func TestInterleaveRestart(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	testenv.CheckLeaks(t)
+	p := newPair(t, true)
+	for i := range 25 {
+		p.send(p.video, time.Duration(i)*40*time.Millisecond, i == 0)
+	}
+	for i := range 50 {
+		p.send(p.audio, time.Duration(i)*20*time.Millisecond, true)
+	}
+	in := p.open()
+	defer in.Close()
+	p.read(in, 75)
+	require.NoError(t, p.video.Close(framering.ReasonNormal))
+	require.NoError(t, p.audio.Close(framering.ReasonNormal))
+
+	p.audio = p.publish(p.key+AudioSuffix, media.AAC)
+	for i := range 100 {
+		p.send(p.audio, 2*time.Second+time.Duration(i)*20*time.Millisecond, true)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*holdFor) // longer than a packet waits elsewhere
+	defer cancel()
+	_, err := in.next(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	in.ended = time.Time{}
+	p.video = p.publish(p.key, media.H264)
+	for i := range 25 {
+		p.send(p.video, 3*time.Second+time.Duration(i)*40*time.Millisecond, i == 0)
+	}
+	items := p.read(in, 120)
+	require.Equal(t, videoTrack, items[0].Track)
+	require.Equal(t, 1, items[0].Generation)
+	audio := 0
+	for _, it := range items[1:] {
+		if it.Track != audioTrack {
+			continue
+		}
+		require.Equal(t, p.base+int64(2*time.Second+time.Duration(audio)*20*time.Millisecond), it.PTS)
+		require.Zero(t, it.Lost)
+		audio++
+	}
+	require.Greater(t, audio, 90)
+	require.NoError(t, p.video.Close(framering.ReasonNormal))
+	require.NoError(t, p.audio.Close(framering.ReasonNormal))
+}
+
+// Audio alone has a gap: it waits for the next picture and no longer.
+func TestInterleaveAudioGap(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	p := newPair(t, true)
+	p.send(p.video, 0, true)
+	p.send(p.audio, 0, true)
+	in := p.open()
+	defer in.Close()
+	p.read(in, 2)
+	require.NoError(t, p.audio.Close(framering.ReasonUpgrade))
+	p.audio = p.publish(p.key+AudioSuffix, media.AAC)
+	p.send(p.audio, 50*time.Millisecond, true)
+	p.send(p.video, 40*time.Millisecond, false)
+	p.send(p.video, 80*time.Millisecond, false)
+	p.send(p.audio, 90*time.Millisecond, true)
+	var tracks []int
+	for _, it := range p.read(in, 4) {
+		tracks = append(tracks, it.Track)
+	}
+	require.Equal(t, []int{videoTrack, audioTrack, videoTrack, audioTrack}, tracks)
+}
+
 func TestInterleaveNoKey(t *testing.T) {
 	dir, key := place(t)
 	_, err := newInterleaver(t.Context(), interleaverOptions{SubscribeOptions: SubscribeOptions{RuntimeDir: dir, Key: key}})

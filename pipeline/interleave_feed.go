@@ -1,0 +1,124 @@
+package pipeline
+
+import (
+	"context"
+	"time"
+
+	"github.com/cfpipe/cfpipe/packetring"
+)
+
+// trackFeed reads one subscription; its packet stands still until it is released.
+type trackFeed struct {
+	sub   *Subscription
+	ready chan item
+	fail  chan error
+	taken chan struct{}
+
+	head    item
+	full    bool
+	err     error
+	idle    bool // the other track has waited for it in vain
+	key     int64
+	due     time.Time
+	started bool
+	lag     lagWindow
+	buf     []byte // an access unit that comes in several packets
+}
+
+func newTrackFeed(ctx context.Context, sub *Subscription, track int) *trackFeed {
+	f := &trackFeed{sub: sub, ready: make(chan item), fail: make(chan error, 1), taken: make(chan struct{})}
+	go f.run(ctx, track)
+	return f
+}
+
+// run reads packets and hands each over, to go on once it is released.
+func (f *trackFeed) run(ctx context.Context, track int) {
+	defer f.sub.Close()
+	var lost uint64
+	generation := -1
+	for {
+		p, err := f.next(ctx)
+		if err != nil {
+			f.fail <- err
+			return
+		}
+		it := item{Packet: p, Track: track, Generation: generation}
+		if generation < 0 || p.Flags&packetring.FlagDiscontinuity != 0 {
+			s := f.sub.Stats()
+			it.Lost, lost = s.Lost-lost, s.Lost
+			info := f.sub.Info()
+			it.Info = &info
+			generation = s.Restarts
+			it.Generation = generation
+		}
+		select {
+		case f.ready <- it:
+		case <-ctx.Done():
+			f.fail <- ctx.Err()
+			return
+		}
+		select {
+		case <-f.taken:
+		case <-ctx.Done():
+			f.fail <- ctx.Err()
+			return
+		}
+	}
+}
+
+// next returns a whole access unit: publishers other than this project's may send it NAL unit by NAL unit.
+func (f *trackFeed) next(ctx context.Context) (packetring.Packet, error) {
+	p, err := f.sub.Next(ctx)
+	if err != nil || p.Flags&packetring.FlagLastInAU != 0 {
+		return p, err
+	}
+	whole := p
+	f.buf = append(f.buf[:0], p.Data...)
+	for whole.Flags&packetring.FlagLastInAU == 0 && len(f.buf) < maxAssembled {
+		if p, err = f.sub.Next(ctx); err != nil {
+			return p, err
+		}
+		if p.Flags&packetring.FlagDiscontinuity != 0 { // the rest is lost: begin again
+			f.buf, whole = f.buf[:0], p
+		}
+		f.buf = append(f.buf, p.Data...)
+		whole.Flags |= p.Flags
+	}
+	whole.Data = f.buf
+	return whole, nil
+}
+
+// accept makes it the packet of the track that waits.
+func (f *trackFeed) accept(it item) {
+	key := it.DTS
+	if it.Track == audioTrack || it.Flags&packetring.FlagKey != 0 {
+		key = it.PTS // so that all audio in front of a keyframe is there when a file is cut at it
+	}
+	if f.started && it.Flags&packetring.FlagDiscontinuity == 0 && key < f.key && f.key-key < int64(time.Second) {
+		key = f.key
+	}
+	now := time.Now()
+	f.head, f.full, f.idle, f.key, f.started = it, true, false, key, true
+	f.due = time.Unix(0, key).Add(f.lag.add(now, now.UnixNano()-key) + holdFor)
+}
+
+// lagWindow is the smallest distance between a packet's time and its arrival, of the last lagSpan or two: what of the distance
+// is constant, and not waiting.
+type lagWindow struct {
+	since             time.Time
+	current, previous int64
+	started           bool
+}
+
+const lagSpan = 5 * time.Second
+
+func (l *lagWindow) add(now time.Time, lag int64) time.Duration {
+	switch {
+	case !l.started:
+		l.started, l.since, l.current, l.previous = true, now, lag, lag
+	case now.Sub(l.since) > lagSpan:
+		l.since, l.previous, l.current = now, l.current, lag
+	}
+	l.current = min(l.current, lag)
+	return time.Duration(min(l.current, l.previous))
+}
