@@ -37,6 +37,10 @@ const (
 	defaultMaxUnit = 2 << 20
 	// paramSetPatience is when a stream without parameter sets or keyframes is reported.
 	paramSetPatience = 10 * time.Second
+	// tellAgain is how often what lasts is logged.
+	tellAgain = time.Minute
+	// unitPatience is how long packets may come that make up nothing. They count as silence then.
+	unitPatience = 30 * time.Second
 	// defaultSessionTimeout is RFC 2326's, for servers that name none.
 	defaultSessionTimeout = 60 * time.Second
 	// reportPeriod of receiver reports: there are cameras that want one every 5 s.
@@ -166,7 +170,7 @@ func (s *Source) run(ctx context.Context, sink media.Sink) error {
 		}
 		to, err := parseAddress(next)
 		if err != nil {
-			return fmt.Errorf("redirect: %w", err)
+			return fmt.Errorf("redirect: %v", err) // what a server says is no reason to give up for good
 		}
 		if url.scheme == "rtsps" && to.scheme != "rtsps" {
 			return errors.New("redirect from rtsps to rtsp refused")

@@ -216,8 +216,11 @@ func (c *clientConn) line() (string, error) {
 		if err == nil {
 			return string(bytes.TrimRight(line, "\r\n")), nil
 		}
-		if !errors.Is(err, bufio.ErrBufferFull) || len(line) > maxHeaderLine {
+		if !errors.Is(err, bufio.ErrBufferFull) {
 			return "", err
+		}
+		if len(line) > maxHeaderLine {
+			return "", fmt.Errorf("header too long: %w", errMalformed)
 		}
 	}
 }

@@ -24,6 +24,8 @@ type feed struct {
 	err    error // of the sink
 
 	lastPacket atomic.Int64 // mono, of any RTP packet
+	lastUnit   atomic.Int64 // mono, of the newest access unit or audio frame that packets made up, used or not
+	toldLarge  int64        // mono, when one that was too large was last told of; 0 = never
 	bye        atomic.Int64 // mono, of the last goodbye; 0 = none
 }
 
@@ -41,16 +43,16 @@ type feedTrack struct {
 	lastSR   uint64
 	lastSRAt clock.Instant
 
-	sets     *bitstream.ParameterSets // H.264, H.265
-	picture  bitstream.Format
-	started  bool  // handed out a first packet
-	waiting  int64 // mono since when slices come that cannot be used; 0: none
-	warned   bool
-	scratch  []byte
-	lastDTS  int64
-	anyKind  bool // the only format of its media: packets of any payload type are its own
-	misfits  int
-	accepted bool
+	sets    *bitstream.ParameterSets // H.264, H.265
+	picture bitstream.Format
+	started bool  // handed out a first packet
+	waiting int64 // mono since when slices come that cannot be used; 0: none
+	warned  bool
+	scratch []byte
+	lastDTS int64
+	anyKind bool  // the only format of its media: packets of any payload type are its own
+	misfit  uint8 // the payload type of the last packets that fit no description
+	misfits int
 }
 
 func newFeed(sink media.Sink, formats []*rtpFormat, o *SourceOptions, datagrams bool, stats *counters) *feed {
@@ -64,8 +66,11 @@ func newFeed(sink media.Sink, formats []*rtpFormat, o *SourceOptions, datagrams 
 			t.order.wait = int64(o.ReorderWait)
 		}
 		dropped := func() {
-			stats.oversized.Add(1)
-			o.Logger.Warn("access unit larger than the ring takes, dropped", "limit", o.MaxUnit, "track", rf.track.Name)
+			n := stats.oversized.Add(1)
+			if now := clock.Now().Mono; f.toldLarge == 0 || now-f.toldLarge >= int64(tellAgain) {
+				f.toldLarge = now
+				o.Logger.Warn("access unit larger than the ring takes, dropped", "limit", o.MaxUnit, "track", rf.track.Name, "dropped", n)
+			}
 		}
 		room := o.MaxUnit - bitstream.MaxExtradata // for parameter sets in front
 		switch rf.track.CodecID {
@@ -123,18 +128,20 @@ func (t *feedTrack) rtp(b []byte, at clock.Instant) error {
 }
 
 // takes says whether packets of another payload type than the description names belong to the track: there are cameras that
-// number one way and send the other. Their own never come.
+// number one way and send the other, one type all the time. Their own never come.
 func (t *feedTrack) takes(kind uint8) bool {
 	if kind >= 72 && kind <= 76 { // RTCP on the wrong channel
 		return false
 	}
-	if t.order.started && !t.accepted {
+	if t.order.started {
 		return false
+	}
+	if kind != t.misfit {
+		t.misfit, t.misfits = kind, 0
 	}
 	if t.misfits++; t.misfits < 20 {
 		return false
 	}
-	t.accepted = true
 	t.format.payload = int(kind)
 	t.feed.log.Warn("packets have another payload type than described; taken all the same", "track", t.format.track.Name, "type", kind)
 	return true
@@ -168,6 +175,7 @@ func (t *feedTrack) rtcp(b []byte, at clock.Instant) {
 // video takes an access unit from the depacketizer.
 func (t *feedTrack) video(u unit) {
 	f := t.feed
+	f.lastUnit.Store(f.lastPacket.Load())
 	if f.err != nil {
 		return
 	}
@@ -275,6 +283,7 @@ func (t *feedTrack) learnAAC(c *aacConfig) {
 
 // audio takes a frame from the depacketizer.
 func (t *feedTrack) audio(u unit) {
+	t.feed.lastUnit.Store(t.feed.lastPacket.Load())
 	if t.feed.err != nil || len(t.feed.desc[t.index].Extradata) == 0 || len(u.data) == 0 {
 		return
 	}

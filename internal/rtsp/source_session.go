@@ -330,6 +330,10 @@ func (ss *clientSession) watch(done <-chan struct{}) {
 			ss.fail(fmt.Errorf("no packet for %v: %w", silence.Round(100*time.Millisecond), errSilent))
 			return
 		}
+		if barren := time.Duration(now.Mono - max(ss.feed.lastUnit.Load(), start)); barren > max(unitPatience, ss.s.o.Timeout) {
+			ss.fail(fmt.Errorf("packets come, but no access unit for %v: %w", barren.Round(100*time.Millisecond), errSilent))
+			return
+		}
 		if bye := ss.feed.bye.Load(); bye != 0 && now.Mono-bye > int64(byePatience) {
 			ss.fail(errors.New("the server ended the stream (RTCP goodbye)"))
 			return

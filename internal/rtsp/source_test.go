@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"strings"
 	"testing"
@@ -649,6 +650,26 @@ func TestRedirect(t *testing.T) {
 	r := runSource(t, SourceOptions{URL: cam.url("/"), Transport: TransportTCP})
 	r.wait(t, 5)
 	require.Equal(t, to.url("/other"), to.requests[0].uri)
+}
+
+// A redirect to what is no camera is this connection's failure, not the end of the source.
+func TestRedirectElsewhere(t *testing.T) {
+	begin(t, 30*time.Second)
+	cam := newFakeCam(t, "")
+	cam.answer = func(c *camConn, r *camRequest) bool {
+		if r.method == "DESCRIBE" {
+			c.reply(r, "302 Moved", "Location: http://user:hidden@127.0.0.1/setup")
+			return true
+		}
+		return false
+	}
+	cam.start()
+	s, err := NewSource(SourceOptions{URL: cam.url("/"), Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	err = s.Run(t.Context(), discard{})
+	require.ErrorContains(t, err, "redirect")
+	require.NotErrorIs(t, err, media.ErrUnsupported)
+	require.NotContains(t, err.Error(), "hidden")
 }
 
 // Cases t2, t3: the time of day goes on when RTP time jumps. The sender reports' time is what counts.
