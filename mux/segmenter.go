@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/bitstream"
@@ -113,7 +114,8 @@ func (s *Segmenter) SetTracks(video media.Track, audio *media.Track) {
 func (s *Segmenter) Lost(n uint64) { s.lost += n }
 
 // Write takes the next packet of a track, in decoding order. A file that cannot be opened or written gives an error once; after
-// a pause the next keyframe tries again, and what comes in between is counted as lost.
+// a pause the next keyframe tries again, and what comes in between is counted as lost. ErrNoSize says that a file cannot begin
+// with this keyframe; it is waited for the next one.
 func (s *Segmenter) Write(track int, p media.Packet) error {
 	if track == AudioTrack {
 		return s.writeAudio(p)
@@ -246,6 +248,9 @@ func (s *Segmenter) flushed() error {
 	if err != nil {
 		return err
 	}
+	if deleted(s.f) {
+		return fmt.Errorf("write %s: it was deleted while it was written: %w", s.f.Name(), os.ErrNotExist)
+	}
 	first := s.good == 0
 	s.good, s.packets = n, s.seg.Packets-1 // the newest waits for its duration
 	if s.o.Fsync == FsyncFragment {
@@ -257,6 +262,24 @@ func (s *Segmenter) flushed() error {
 		}
 	}
 	return nil
+}
+
+// deleted says whether the name of an open file leads to it no more and no other does: what is written into it goes with its
+// descriptor. File systems that count no links are asked by name.
+func deleted(f File) bool {
+	file, ok := f.(*os.File)
+	if !ok {
+		return false
+	}
+	st, err := file.Stat()
+	if err != nil || !st.Mode().IsRegular() {
+		return false
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || sys.Nlink > 0 {
+		return false
+	}
+	named, err := os.Lstat(file.Name())
+	return err != nil || !os.SameFile(st, named)
 }
 
 // Close finishes the open file.
@@ -304,13 +327,19 @@ func (s *Segmenter) fail(cause error) error {
 	s.w = nil
 	if s.f != nil {
 		name := s.f.Name()
+		gone := deleted(s.f)
+		if gone {
+			s.packets = 0
+		}
 		if s.good > 0 {
 			_ = s.f.Truncate(s.good) // the file plays with a torn end too
 		}
 		s.f.Close()
 		s.f = nil
 		if s.good == 0 {
-			_ = os.Remove(name)
+			if !gone { // else the name is another's
+				_ = os.Remove(name)
+			}
 		} else if s.o.Done != nil {
 			s.lost += uint64(max(s.seg.Packets-s.packets, 0))
 			s.seg.Packets, s.seg.Bytes, s.seg.Err = s.packets, s.good, cause

@@ -411,6 +411,54 @@ func TestFsync(t *testing.T) {
 	}
 }
 
+// The folder is deleted while a file in it is open: that is a failure like a full disk, and a new file begins, not a recording
+// into nothing until the next cut.
+func TestFileDeleted(t *testing.T) {
+	s := clip(t, "320x180", 4, x264...)
+	ps := repeat(s, 4, 4*time.Second)
+	r := record(t, s, FMP4, 0)
+	failures := 0
+	for i, p := range ps {
+		if i == 60 {
+			require.NoError(t, os.RemoveAll(filepath.Dir(r.seg.Path)))
+		}
+		if err := r.Write(p.track, p.Packet); err != nil {
+			require.ErrorIs(t, err, os.ErrNotExist)
+			require.True(t, IsWriteError(err))
+			require.ErrorContains(t, err, "deleted")
+			failures++
+			r.retryAt = time.Time{} // the clip plays faster than time
+		}
+	}
+	require.NoError(t, r.Close())
+	require.Equal(t, 1, failures)
+	require.Len(t, r.segments, 2)
+	require.Error(t, r.segments[0].Err)
+	require.Zero(t, r.segments[0].Packets, "none of it is left")
+	require.True(t, r.segments[1].Discontinuous)
+	require.EqualValues(t, len(ps)-r.segments[1].Packets, r.segments[1].Lost)
+	require.Greater(t, r.segments[1].Packets, len(ps)/2)
+	checkPlayable(t, r.segments[1].Path)
+}
+
+// A keyframe whose parameter sets cannot be read begins no file; the next one does.
+func TestUnreadableKeyframe(t *testing.T) {
+	s := clip(t, "320x180", 4, x264...)
+	broken := s.packets[0].Packet
+	broken.Data = []byte{0, 0, 0, 1, 0x67, 0x64, 0, 0, 0, 1, 0x68, 0xEE, 0, 0, 0, 1, 0x65, 0x88, 0x84}
+	broken.DTS -= 40e6
+	broken.PTS -= 40e6
+	s.video.Extradata = nil
+	r := record(t, s, FMP4, time.Minute)
+	err := r.Write(VideoTrack, broken)
+	require.ErrorIs(t, err, ErrNoSize)
+	require.False(t, IsWriteError(err))
+	r.write(t, s.packets)
+	require.NoError(t, r.Close())
+	require.Len(t, r.segments, 1)
+	r.checkSegments(t, media.H264, s.packets)
+}
+
 func TestOpenFails(t *testing.T) {
 	s := clip(t, "320x180", 2, x264...)
 	r := record(t, s, FMP4, 0)

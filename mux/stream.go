@@ -11,8 +11,9 @@ import (
 	"github.com/cfpipe/cfpipe/internal/media"
 )
 
-// errNoSize says that a keyframe and its parameter sets do not tell the picture size.
-var errNoSize = errors.New("picture size not known")
+// ErrNoSize says that a keyframe and its parameter sets do not tell the picture size: the keyframe is damaged, or its encoder is.
+// The next one may be better.
+var ErrNoSize = errors.New("picture size not known")
 
 // hvc1 is the sample entry that Apple's players ask for; parameter sets stay in the access units beside it, so that a stream
 // whose sets change decodes.
@@ -32,7 +33,7 @@ func videoFormat(t media.Track, key []byte) (bitstream.Format, []byte, error) {
 		}
 		sps, ok := sets.SPS()
 		if !ok {
-			return bitstream.Format{}, nil, errNoSize
+			return bitstream.Format{}, nil, ErrNoSize
 		}
 		return sps.Format, sets.Extradata(), nil
 	case media.AV1:
@@ -42,13 +43,13 @@ func videoFormat(t media.Track, key []byte) (bitstream.Format, []byte, error) {
 		}
 		f, ok := bitstream.AV1Format(extra)
 		if !ok {
-			return f, nil, errNoSize
+			return f, nil, ErrNoSize
 		}
 		return f, extra, nil
 	case media.MJPEG:
 		w, h, ok := bitstream.JPEGSize(key)
 		if !ok {
-			return bitstream.Format{}, nil, errNoSize
+			return bitstream.Format{}, nil, ErrNoSize
 		}
 		return bitstream.Format{Codec: t.CodecID, Width: w, Height: h}, nil, nil
 	}

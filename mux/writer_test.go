@@ -205,7 +205,7 @@ func TestRefusals(t *testing.T) {
 	require.Error(t, HoldsAudio(AnnexB, media.AAC))
 	require.NoError(t, HoldsAudio(MKV, media.G726))
 	_, err = NewWriter(WriterOptions{Format: FMP4, Video: media.Track{CodecID: media.H264}, Key: []byte{0, 0, 0, 1, 0x65, 1, 2}, Out: &bytes.Buffer{}})
-	require.ErrorIs(t, err, errNoSize)
+	require.ErrorIs(t, err, ErrNoSize)
 	for _, bad := range []string{"", "avi"} {
 		_, err := ParseFormat(bad)
 		require.Error(t, err)

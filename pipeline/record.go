@@ -98,6 +98,7 @@ type recorder struct {
 
 	failing    bool // the disk does not take the files
 	told       time.Time
+	unreadable time.Time // when a keyframe without a size was last told of
 	files      int
 	begin      int64 // DTS of the first packet
 	lead       int64 // its PTS less its DTS
@@ -187,6 +188,13 @@ const tellAgain = time.Minute
 // failed decides about an error of the segmenter: what the disk does to a recording that runs is waited out, what is wrong from
 // the start ends it.
 func (r *recorder) failed(err error) error {
+	if errors.Is(err, mux.ErrNoSize) { // one keyframe of a camera does not end a recording
+		if now := time.Now(); now.Sub(r.unreadable) >= tellAgain {
+			r.unreadable = now
+			r.log.Warn("no file can begin with this keyframe; waiting for one that can be read", "error", err)
+		}
+		return nil
+	}
 	var w *mux.WriteError
 	if !errors.As(err, &w) || r.files == 0 && !full(err) {
 		return fmt.Errorf("record %s: %w", r.o.Key, err)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testcam"
@@ -237,6 +238,58 @@ func TestRecordErrors(t *testing.T) {
 	defer cam.stop()
 	err = Record(t.Context(), RecordOptions{RuntimeDir: dir2, Key: key2, Out: "/proc/no/such/x.mp4"})
 	require.Error(t, err, "a folder that cannot be made is told at once")
+}
+
+// A camera's damaged keyframe does not end the recording, not as its first picture either.
+func TestRecordDamagedKeyframe(t *testing.T) {
+	t.Parallel()
+	dir, key := place(t)
+	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: media.H264}})
+	require.NoError(t, err)
+	defer pub.Close(framering.ReasonNormal)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var k kept
+	var log lockedText
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Record(ctx, RecordOptions{RuntimeDir: dir, Key: key, Out: filepath.Join(t.TempDir(), "x.mp4"), NoAudio: true, Done: k.done, Started: k.started,
+			Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	}()
+	send := func(p media.Packet) {
+		t.Helper()
+		_, err := pub.Packet(packetring.Packet{PTS: p.PTS, DTS: p.DTS, Flags: packetring.Flags(p.Flags), Data: p.Data})
+		require.NoError(t, err)
+	}
+	clip := embedded(t)
+	first := clip.Packets(0)[0]
+	damaged := first
+	damaged.Data = []byte{0, 0, 0, 1, 0x67, 0x64, 0, 0, 0, 1, 0x68, 0xEE, 0, 0, 0, 1, 0x65, 0x88, 0x84}
+	for range 3 {
+		damaged.PTS, damaged.DTS = damaged.PTS+40e6, damaged.DTS+40e6
+		send(damaged)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if !strings.Contains(log.String(), "waiting for one") {
+			return os.ErrNotExist
+		}
+		return nil
+	})
+	for _, p := range clip.Packets(0) {
+		p.PTS, p.DTS = p.PTS+1e9, p.DTS+1e9
+		send(p)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if _, opened := k.count(); opened != 1 {
+			return os.ErrNotExist
+		}
+		return nil
+	})
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.Equal(t, 1, strings.Count(log.String(), "waiting for one"), "told of once")
+	require.Len(t, k.segments, 1)
+	playable(t, k.segments[0].Path)
 }
 
 // The disk is full (f4): reading goes on, and recording resumes by itself once there is room.
