@@ -65,6 +65,8 @@ type Ingest struct {
 	sink  *ingestSink
 	state ingestState
 	good  time.Duration // goodFor
+
+	delivered bool // a connection has brought packets
 }
 
 // NewIngest checks the options. The error Is framering.ErrInvalidArg when they cannot work.
@@ -108,7 +110,7 @@ func (o IngestOptions) MaxUnit() int {
 
 // Run publishes until the context ends (its error is returned), the duration is over or a source that is not live ends (nil), or
 // something fails that another attempt cannot mend: the key is taken (framering.ErrAlreadyExists), there is no room in shared
-// memory, the source is of a kind that is not supported.
+// memory, the source is of a kind that is not supported and has not worked before.
 func (in *Ingest) Run(ctx context.Context) error {
 	if p, err := framering.Inspect(in.o.RuntimeDir, in.o.Key); err == nil && p.Alive {
 		return fmt.Errorf("ingest %s: %w", in.o.Key, framering.ErrAlreadyExists)
@@ -141,6 +143,7 @@ func (in *Ingest) run(ctx context.Context) error {
 		in.state.connecting()
 		begun := time.Now()
 		err := in.o.Source.Run(ctx, in.sink)
+		in.delivered = in.delivered || !in.sink.first.IsZero()
 		good := in.sink.connectionEnded()
 		in.state.ended(err)
 		switch {
@@ -150,8 +153,8 @@ func (in *Ingest) run(ctx context.Context) error {
 			return fmt.Errorf("ingest %s: %w", in.o.Key, in.sink.fatal)
 		case !in.o.Live:
 			return err
-		case errors.Is(err, media.ErrUnsupported):
-			return err
+		case errors.Is(err, media.ErrUnsupported) && !in.delivered:
+			return err // later it is a camera that starts up, or is being set up
 		}
 		if good >= in.good {
 			backoff = in.o.Backoff

@@ -371,6 +371,10 @@ func TestIngestEnds(t *testing.T) {
 	require.ErrorIs(t, run(IngestOptions{Source: one(func(context.Context, media.Sink) error { return io.ErrNoProgress })}), io.ErrNoProgress)
 	require.ErrorIs(t, run(IngestOptions{Live: true, Source: one(func(context.Context, media.Sink) error { return media.ErrUnsupported })}), media.ErrUnsupported)
 	require.NoError(t, run(IngestOptions{Live: true, Source: &script{}, Duration: 50 * time.Millisecond}), "--duration")
+	starting := func(context.Context, media.Sink) error { return media.ErrUnsupported }
+	again := &script{conns: []func(context.Context, media.Sink) error{play, starting, starting, func(context.Context, media.Sink) error { return framering.ErrIO }}}
+	require.NoError(t, run(IngestOptions{Live: true, Source: again, Duration: 300 * time.Millisecond, Backoff: time.Millisecond}))
+	require.Len(t, again.times(), 5, "a camera that has worked is not given up for what it says while it starts")
 
 	key := ingestKey(t)
 	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: media.H264}})
