@@ -157,11 +157,10 @@ type allocationProp struct {
 	kind        int32
 	handleTypes int32
 	location    location
-	win32       uintptr
-	compression uint8
-	rdma        uint8
-	usage       uint16
-	reserved    [4]uint8
+	_           uintptr  // win32HandleMetaData
+	_           [2]uint8 // compressionType, gpuDirectRDMACapable
+	_           uint16   // usage
+	_           [4]uint8 // reserved
 }
 
 // accessDesc is CUmemAccessDesc.

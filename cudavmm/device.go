@@ -125,7 +125,6 @@ type Device struct {
 	prop   allocationProp
 	grain  int
 
-	mu   sync.Mutex
 	uses int // Open calls not yet closed; guarded by driver.mu
 }
 

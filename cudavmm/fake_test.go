@@ -11,15 +11,14 @@ import (
 
 // fakeDriver models the driver: it counts what is alive, refuses what the real one refuses, and fails the call that it is told to.
 type fakeDriver struct {
-	mu      sync.Mutex
-	next    uint64
+	mu     sync.Mutex
+	next   uint64
 	live    map[string]map[uint64]int // kind → handle → references
 	ranges  map[uint64]uint64         // reserved address → size
 	mapped  map[uint64]uint64         // address → handle
 	access  map[uint64]bool
 	sizes   map[uint64]uint64 // handle → size
 	device  map[uint64]int32  // handle → where it lies
-	current map[uint64]bool   // contexts that were made current
 
 	calls  []string // every call, in order
 	failAt int      // the index in calls that fails; -1 = none

@@ -24,12 +24,12 @@ type decodeCaps struct {
 	codec, chroma, depthMinus8 uint32
 	_                          [3]uint32
 	supported, engines         uint8
-	outputMask                 uint16
+	_                          uint16 // nOutputFormatMask
 	maxWidth, maxHeight        uint32
 	maxMacroblocks             uint32
 	minWidth, minHeight        uint16
-	histogram, counterDepth    uint8
-	histogramBins              uint16
+	_                          [2]uint8 // bIsHistogramSupported, nCounterBitDepth
+	_                          uint16   // nMaxHistogramBins
 	_                          [10]uint32
 }
 

@@ -172,7 +172,7 @@ func (r *demo) progress(ctx context.Context, d time.Duration, running []*demoPro
 			select {
 			case err := <-p.done:
 				p.done <- err
-				return p.failure(fmt.Errorf("ended early (%v)", err))
+				return p.failure(endedEarly(err))
 			default:
 			}
 		}

@@ -85,6 +85,14 @@ func (p *demoProcess) failure(err error) error {
 	return fmt.Errorf("demo: %s: %w; the end of its log %s:\n  %s", p.name, err, p.log.Name(), strings.Join(lines, "\n  "))
 }
 
+// endedEarly is the failure of a process that should still run; err is nil when it exited with 0.
+func endedEarly(err error) error {
+	if err == nil {
+		return errors.New("ended early, with exit status 0")
+	}
+	return fmt.Errorf("ended early: %w", err)
+}
+
 // line returns the next line that the process prints.
 func (p *demoProcess) line(ctx context.Context) (string, error) {
 	select {
@@ -92,7 +100,7 @@ func (p *demoProcess) line(ctx context.Context) (string, error) {
 		if !ok {
 			err := <-p.done
 			p.done <- err
-			return "", p.failure(fmt.Errorf("ended early (%v)", err))
+			return "", p.failure(endedEarly(err))
 		}
 		return l, nil
 	case <-ctx.Done():
