@@ -429,3 +429,14 @@ func TestOpenSource(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, s.Live)
 }
+
+// What another attempt cannot mend ends the ingest, also of a source that would be connected to again.
+func TestIngestUnknownProtocol(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	src, err := OpenSource(SourceOptions{URL: "nosuch://camera/1"})
+	require.NoError(t, err)
+	require.True(t, src.Live)
+	in, err := NewIngest(IngestOptions{RuntimeDir: t.TempDir(), Key: "unknown-protocol", Source: src, Name: src.Name, Live: src.Live})
+	require.NoError(t, err)
+	require.ErrorIs(t, in.Run(t.Context()), media.ErrUnsupported)
+}

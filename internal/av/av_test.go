@@ -61,7 +61,7 @@ func TestErrors(t *testing.T) {
 		{astiav.ErrEof, io.EOF}, {astiav.ErrExit, context.Canceled}, {astiav.ErrEtimedout, os.ErrDeadlineExceeded},
 		{astiav.Error(-int(syscall.ENOENT)), os.ErrNotExist}, {astiav.Error(-int(syscall.EACCES)), os.ErrPermission},
 		{astiav.Error(-int(syscall.ENOSPC)), syscall.ENOSPC}, {astiav.ErrEpipe, syscall.EPIPE},
-		{astiav.ErrInvaliddata, ErrInvalidData}, {astiav.ErrDemuxerNotFound, ErrUnsupported}, {astiav.ErrHttpNotFound, os.ErrNotExist},
+		{astiav.ErrInvaliddata, ErrInvalidData}, {astiav.ErrDemuxerNotFound, media.ErrUnsupported}, {astiav.ErrHttpNotFound, os.ErrNotExist},
 	} {
 		err := wrap("open", c.code)
 		require.ErrorIs(t, err, c.is)

@@ -9,13 +9,12 @@ import (
 	"syscall"
 
 	"github.com/asticode/go-astiav"
+
+	"github.com/cfpipe/cfpipe/internal/media"
 )
 
-// Causes that callers tell apart; test with errors.Is.
-var (
-	ErrInvalidData = errors.New("invalid data")
-	ErrUnsupported = errors.New("not supported")
-)
+// ErrInvalidData: what came is not what its format says.
+var ErrInvalidData = errors.New("invalid data")
 
 // Error is a failed call into FFmpeg.
 type Error struct {
@@ -26,7 +25,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Op + ": " + Mask(astiav.Error(e.Code).Error()) }
 
 // Unwrap gives the cause in Go's terms, so that errors.Is(err, os.ErrNotExist), io.EOF, syscall.ENOSPC, context.Canceled
-// (an interrupted call), os.ErrDeadlineExceeded, ErrInvalidData and ErrUnsupported work.
+// (an interrupted call), os.ErrDeadlineExceeded, ErrInvalidData and media.ErrUnsupported work.
 func (e *Error) Unwrap() error {
 	switch code := astiav.Error(e.Code); code {
 	case astiav.ErrEof:
@@ -43,7 +42,7 @@ func (e *Error) Unwrap() error {
 		return ErrInvalidData
 	case astiav.ErrDemuxerNotFound, astiav.ErrMuxerNotFound, astiav.ErrProtocolNotFound, astiav.ErrDecoderNotFound,
 		astiav.ErrEncoderNotFound, astiav.ErrBsfNotFound, astiav.ErrPatchwelcome, astiav.ErrOptionNotFound:
-		return ErrUnsupported
+		return media.ErrUnsupported
 	}
 	if e.Code < 0 && e.Code > -4096 { // AVERROR(errno)
 		return syscall.Errno(-e.Code)
