@@ -11,44 +11,27 @@ import (
 
 	"github.com/cfpipe/cfpipe/cudavmm"
 	_ "github.com/cfpipe/cfpipe/internal/av" // FFmpeg's messages go where it says, not to standard error
-)
-
-// Codec ids, FFmpeg's numbers.
-const (
-	CodecMJPEG = 7
-	CodecH264  = 27
-	CodecHEVC  = 173
-	CodecAV1   = 225
-	codecVP8   = 139
-	codecVP9   = 167
+	"github.com/cfpipe/cfpipe/internal/media"
 )
 
 var (
 	// ErrUnsupported says that a stream cannot be decoded in the way asked for; the text says what is missing.
-	ErrUnsupported = errors.New("not supported")
+	ErrUnsupported = media.ErrUnsupported
 	// ErrDecoder says that a decoder failed again and again, also after it was opened anew.
 	ErrDecoder = errors.New("decoder failed")
 )
 
-// codecNames holds for each codec its name and FFmpeg's decoders of it.
-var codecNames = map[uint32]struct{ name, cpu, cuda string }{
-	CodecH264:  {"H.264", "h264", "h264"},
-	CodecHEVC:  {"H.265", "hevc", "hevc"},
-	CodecAV1:   {"AV1", "libdav1d", "av1"}, // FFmpeg's own av1 decodes on GPUs only
-	CodecMJPEG: {"MJPEG", "mjpeg", "mjpeg"},
-	codecVP8:   {"VP8", "vp8", "vp8"},
-	codecVP9:   {"VP9", "vp9", "vp9"},
-	1:          {"MPEG-1", "mpeg1video", ""},
-	2:          {"MPEG-2", "mpeg2video", ""},
-	12:         {"MPEG-4", "mpeg4", ""},
-}
-
-// CodecName names a codec id for people.
-func CodecName(id uint32) string {
-	if c, ok := codecNames[id]; ok {
-		return c.name
-	}
-	return fmt.Sprintf("codec %d", id)
+// decoders holds FFmpeg's decoders of each codec.
+var decoders = map[uint32]struct{ cpu, cuda string }{
+	media.H264:  {"h264", "h264"},
+	media.HEVC:  {"hevc", "hevc"},
+	media.AV1:   {"libdav1d", "av1"}, // FFmpeg's own av1 decodes on GPUs only
+	media.MJPEG: {"mjpeg", "mjpeg"},
+	media.VP8:   {"vp8", "vp8"},
+	media.VP9:   {"vp9", "vp9"},
+	media.MPEG1: {"mpeg1video", ""},
+	media.MPEG2: {"mpeg2video", ""},
+	media.MPEG4: {"mpeg4", ""},
 }
 
 // Mode chooses the decoder.
@@ -74,7 +57,7 @@ func (m Mode) String() string { return [...]string{"auto", "cuda", "cpu"}[m] }
 
 // Options of a Decoder. CodecID alone is required.
 type Options struct {
-	CodecID   uint32
+	CodecID   uint32 // FFmpeg's number, as the packet ring carries it
 	Extradata []byte // parameter sets; may be empty when the stream carries them
 	Mode      Mode
 	// Device is the GPU that NVDEC decodes on and that slots may lie on; nil = none. It stays the caller's and must outlive the
@@ -125,8 +108,8 @@ const maxFailures = 3
 
 // Open opens a decoder. In mode Auto it returns one on the CPU when NVDEC cannot be used, and Reason says why.
 func Open(o Options) (*Decoder, error) {
-	if _, ok := codecNames[o.CodecID]; !ok {
-		return nil, fmt.Errorf("%w: %s", ErrUnsupported, CodecName(o.CodecID))
+	if _, ok := decoders[o.CodecID]; !ok {
+		return nil, fmt.Errorf("%w: %s", ErrUnsupported, media.CodecName(o.CodecID))
 	}
 	d := &Decoder{o: o, log: o.Logger, waitKey: true}
 	if d.log == nil {
@@ -161,9 +144,9 @@ func (d *Decoder) openNVDEC() error {
 	if d.o.Device == nil {
 		return fmt.Errorf("%w: no GPU", ErrUnsupported)
 	}
-	name := codecNames[d.o.CodecID].cuda
+	name := decoders[d.o.CodecID].cuda
 	if name == "" {
-		return fmt.Errorf("%w: NVDEC for %s is not in use here", ErrUnsupported, CodecName(d.o.CodecID))
+		return fmt.Errorf("%w: NVDEC for %s is not in use here", ErrUnsupported, media.CodecName(d.o.CodecID))
 	}
 	c, err := nvdecCaps(d.o.Device, d.o.CodecID)
 	if err != nil {
@@ -181,8 +164,8 @@ func (d *Decoder) openNVDEC() error {
 
 func (d *Decoder) openCPU() error {
 	k, err := openCodec(codecOptions{
-		name: codecNames[d.o.CodecID].cpu, extradata: d.o.Extradata, threads: d.o.Threads,
-		lowDelay: d.o.CodecID == CodecAV1 && d.o.Threads == 0, // dav1d holds pictures back otherwise; h264 would lose its order
+		name: decoders[d.o.CodecID].cpu, extradata: d.o.Extradata, threads: d.o.Threads,
+		lowDelay: d.o.CodecID == media.AV1 && d.o.Threads == 0, // dav1d holds pictures back otherwise; h264 would lose its order
 	})
 	if err != nil {
 		return err
@@ -332,7 +315,7 @@ func (d *Decoder) Drain(emit func(*Picture) error) error {
 // refused moves to the CPU because the stream is beyond NVDEC, which the decoder learns from its parameter sets.
 func (d *Decoder) refused() error {
 	err := fmt.Errorf("%w: the NVDEC of %s cannot decode %s %s", ErrUnsupported, d.o.Device.Info().Name,
-		CodecName(d.o.CodecID), d.codec.refusal())
+		media.CodecName(d.o.CodecID), d.codec.refusal())
 	if d.o.Mode == CUDA {
 		return err
 	}
@@ -341,7 +324,7 @@ func (d *Decoder) refused() error {
 
 func (d *Decoder) fallBack(why error) error {
 	d.reason = why.Error()
-	d.log.Warn("decoding on the CPU", "codec", CodecName(d.o.CodecID), "reason", d.reason)
+	d.log.Warn("decoding on the CPU", "codec", media.CodecName(d.o.CodecID), "reason", d.reason)
 	d.codec.close()
 	d.codec = nil
 	return d.openCPU()
@@ -363,7 +346,7 @@ func (d *Decoder) reopen(cause error) error {
 		d.failed = 0
 		return d.fallBack(err)
 	}
-	d.log.Warn("decoder failed, opening it again", "codec", CodecName(d.o.CodecID), "hardware", hardware, "error", cause)
+	d.log.Warn("decoder failed, opening it again", "codec", media.CodecName(d.o.CodecID), "hardware", hardware, "error", cause)
 	d.codec.close()
 	d.codec = nil
 	d.dirty = false

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
@@ -188,8 +189,8 @@ func TestDamageResumesAtKeyframe(t *testing.T) {
 
 // Bytes that are no stream must neither crash nor end the decoder.
 func TestGarbageIsCounted(t *testing.T) {
-	for _, id := range []uint32{CodecH264, CodecHEVC, CodecAV1, CodecMJPEG} {
-		t.Run(CodecName(id), func(t *testing.T) {
+	for _, id := range []uint32{media.H264, media.HEVC, media.AV1, media.MJPEG} {
+		t.Run(media.CodecName(id), func(t *testing.T) {
 			d, err := Open(Options{CodecID: id, Mode: CPU})
 			require.NoError(t, err)
 			defer d.Close()
@@ -226,14 +227,14 @@ func TestEmitErrorEndsDecode(t *testing.T) {
 }
 
 func TestModes(t *testing.T) {
-	d, err := Open(Options{CodecID: CodecH264})
+	d, err := Open(Options{CodecID: media.H264})
 	require.NoError(t, err)
 	require.False(t, d.Hardware())
 	require.Contains(t, d.Reason(), "no GPU")
 	require.NoError(t, d.Close())
 	require.NoError(t, d.Close())
 	require.ErrorIs(t, d.Decode(Packet{Data: []byte{1}, Key: true}, nil), ErrDecoder)
-	_, err = Open(Options{CodecID: CodecH264, Mode: CUDA})
+	_, err = Open(Options{CodecID: media.H264, Mode: CUDA})
 	require.ErrorIs(t, err, ErrUnsupported)
 	_, err = Open(Options{CodecID: 86018})
 	require.ErrorIs(t, err, ErrUnsupported)

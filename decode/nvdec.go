@@ -8,6 +8,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/cfpipe/cfpipe/cudavmm"
+	"github.com/cfpipe/cfpipe/internal/media"
 )
 
 // caps is what the NVDEC engines of one GPU can do with one codec, in 4:2:0.
@@ -38,7 +39,7 @@ var _ [88]byte = [unsafe.Sizeof(decodeCaps{})]byte{}
 const chroma420 = 1 // cudaVideoChromaFormat_420
 
 // nvdecCodecs maps FFmpeg's codec ids to cudaVideoCodec.
-var nvdecCodecs = map[uint32]uint32{CodecH264: 4, CodecHEVC: 8, CodecAV1: 11, CodecMJPEG: 5, codecVP8: 9, codecVP9: 10}
+var nvdecCodecs = map[uint32]uint32{media.H264: 4, media.HEVC: 8, media.AV1: 11, media.MJPEG: 5, media.VP8: 9, media.VP9: 10}
 
 // cuvid is libnvcuvid, loaded once.
 var cuvid struct {
@@ -73,7 +74,7 @@ func loadCuvid() error {
 func nvdecCaps(device *cudavmm.Device, codecID uint32) (*caps, error) {
 	id, ok := nvdecCodecs[codecID]
 	if !ok {
-		return nil, fmt.Errorf("%w: NVDEC knows no %s", ErrUnsupported, CodecName(codecID))
+		return nil, fmt.Errorf("%w: NVDEC knows no %s", ErrUnsupported, media.CodecName(codecID))
 	}
 	if err := loadCuvid(); err != nil {
 		return nil, err
@@ -107,7 +108,7 @@ func askCaps(id, codecID uint32, gpu string, ask func(*decodeCaps) error) (*caps
 		all.engines, all.maxMacroblocks = max(all.engines, int(c.engines)), max(all.maxMacroblocks, int(c.maxMacroblocks))
 	}
 	if all.depths == 0 {
-		return nil, fmt.Errorf("%w: the NVDEC of %s has no %s", ErrUnsupported, gpu, CodecName(codecID))
+		return nil, fmt.Errorf("%w: the NVDEC of %s has no %s", ErrUnsupported, gpu, media.CodecName(codecID))
 	}
 	return all, nil
 }
@@ -126,12 +127,12 @@ func Capabilities(device *cudavmm.Device) ([]Capability, error) {
 		return nil, err
 	}
 	var all []Capability
-	for _, id := range []uint32{CodecH264, CodecHEVC, CodecAV1, CodecMJPEG} {
+	for _, id := range []uint32{media.H264, media.HEVC, media.AV1, media.MJPEG} {
 		c, err := nvdecCaps(device, id)
 		if err != nil {
 			continue // not this codec
 		}
-		k := Capability{Codec: CodecName(id), MaxWidth: c.maxWidth, MaxHeight: c.maxHeight, Engines: c.engines}
+		k := Capability{Codec: media.CodecName(id), MaxWidth: c.maxWidth, MaxHeight: c.maxHeight, Engines: c.engines}
 		for _, depth := range []int{8, 10, 12} {
 			if c.depths>>depth&1 != 0 {
 				k.Depths = append(k.Depths, depth)

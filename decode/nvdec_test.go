@@ -5,11 +5,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/media"
 )
 
 func TestCapsOfDepths(t *testing.T) {
 	// An H200 as far as H.264 goes: 8 bit only.
-	c, err := askCaps(4, CodecH264, "Model GPU", func(q *decodeCaps) error {
+	c, err := askCaps(4, media.H264, "Model GPU", func(q *decodeCaps) error {
 		require.Equal(t, uint32(4), q.codec)
 		require.Equal(t, uint32(chroma420), q.chroma)
 		if q.depthMinus8 == 0 {
@@ -20,11 +22,11 @@ func TestCapsOfDepths(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &caps{depths: 1 << 8, maxWidth: 4096, maxHeight: 4096, minWidth: 48, minHeight: 16, engines: 7}, c)
 
-	_, err = askCaps(11, CodecAV1, "Model GPU", func(*decodeCaps) error { return nil })
+	_, err = askCaps(11, media.AV1, "Model GPU", func(*decodeCaps) error { return nil })
 	require.ErrorIs(t, err, ErrUnsupported)
-	require.EqualError(t, err, "not supported: the NVDEC of Model GPU has no AV1")
+	require.EqualError(t, err, "not supported: the NVDEC of Model GPU has no av1")
 
 	broken := errors.New("broken")
-	_, err = askCaps(11, CodecAV1, "Model GPU", func(*decodeCaps) error { return broken })
+	_, err = askCaps(11, media.AV1, "Model GPU", func(*decodeCaps) error { return broken })
 	require.ErrorIs(t, err, broken)
 }

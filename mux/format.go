@@ -56,16 +56,13 @@ func (f Format) Extension() string {
 
 // More codec ids of FFmpeg that containers are asked about; media names those that sources deliver.
 const (
-	mpeg1Video = 1
-	mpeg2Video = 2
-	mpeg4Video = 12
-	pcmS16LE   = 65536
-	mp2        = 86016
-	mp3        = 86017
-	ac3        = 86019
-	flac       = 86028
-	alac       = 86032
-	eac3       = 86056
+	pcmS16LE = 65536
+	mp2      = 86016
+	mp3      = 86017
+	ac3      = 86019
+	flac     = 86028
+	alac     = 86032
+	eac3     = 86056
 )
 
 // muxerFor returns libavformat's muxer for a format and whether the format can hold the codec. "" for AnnexB.
@@ -77,13 +74,13 @@ func muxerFor(f Format, video uint32) (string, error) {
 		return "matroska", nil
 	case TS:
 		switch video {
-		case media.H264, media.HEVC, mpeg1Video, mpeg2Video, mpeg4Video:
+		case media.H264, media.HEVC, media.MPEG1, media.MPEG2, media.MPEG4:
 			return "mpegts", nil
 		}
-		return "", fmt.Errorf("an MPEG transport stream cannot hold this video (codec %d): use mkv or fmp4", video)
+		return "", fmt.Errorf("an MPEG transport stream cannot hold this video (%s): use mkv or fmp4", media.CodecName(video))
 	case FLV:
 		if video != media.H264 && video != media.HEVC && video != media.AV1 {
-			return "", fmt.Errorf("FLV cannot hold this video (codec %d)", video)
+			return "", fmt.Errorf("FLV cannot hold this video (%s)", media.CodecName(video))
 		}
 		return "flv", nil
 	case NUT:
@@ -121,7 +118,7 @@ func HoldsAudio(f Format, codec uint32) error {
 	case AnnexB:
 		return fmt.Errorf("%s is video alone", f)
 	}
-	return fmt.Errorf("%s cannot hold this audio (codec %d): mkv can", f, codec)
+	return fmt.Errorf("%s cannot hold this audio (%s): mkv can", f, media.CodecName(codec))
 }
 
 func isoAudio(codec uint32) bool {

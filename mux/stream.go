@@ -2,7 +2,6 @@ package mux
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -99,22 +98,14 @@ func audioStream(s *av.OutputStream) error {
 			if s.Channels < 1 || s.Channels > 2 {
 				s.Channels = 2
 			}
-			s.Extradata = opusHead(s.Channels)
+			s.Extradata = media.OpusHead(s.Channels)
 		}
 		s.FrameSize = 960
 	}
 	if s.ClockRate <= 0 || s.Channels <= 0 {
-		return fmt.Errorf("audio codec %d: rate and channels are not known", s.CodecID)
+		return fmt.Errorf("%s: rate and channels are not known", media.CodecName(s.CodecID))
 	}
 	return nil
-}
-
-// opusHead is the identification header of RFC 7845 for streams that came without one (RTP).
-func opusHead(channels int) []byte {
-	b := append([]byte("OpusHead"), 1, byte(channels))
-	b = binary.LittleEndian.AppendUint16(b, 312) // pre-skip: libopus's look-ahead
-	b = binary.LittleEndian.AppendUint32(b, 48000)
-	return append(b, 0, 0, 0)
 }
 
 var aacRates = [...]int{96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350}

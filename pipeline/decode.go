@@ -12,6 +12,7 @@ import (
 	"github.com/cfpipe/cfpipe/cudavmm"
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
@@ -231,7 +232,7 @@ func (d *decodeStage) reopen(info packetring.Info) error {
 		return err
 	}
 	d.decoder = v
-	d.log.Info("decoding", "key", d.o.Key, "codec", decode.CodecName(info.CodecID), "hardware", v.Hardware(), "reason", v.Reason())
+	d.log.Info("decoding", "key", d.o.Key, "codec", media.CodecName(info.CodecID), "hardware", v.Hardware(), "reason", v.Reason())
 	return nil
 }
 

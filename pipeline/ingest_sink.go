@@ -75,25 +75,13 @@ func (s *ingestSink) Tracks(tracks []media.Track) error {
 
 func describeTracks(tracks []media.Track) (list []string) {
 	for _, t := range tracks {
-		text := codecName(t.CodecID)
+		text := media.CodecName(t.CodecID)
 		if t.Kind == media.Audio {
 			text += fmt.Sprintf(" %d Hz, %d channel(s)", t.ClockRate, t.Channels)
 		}
 		list = append(list, text)
 	}
 	return list
-}
-
-var codecNames = map[uint32]string{
-	media.H264: "H.264", media.HEVC: "H.265", media.AV1: "AV1", media.MJPEG: "MJPEG", media.AAC: "AAC", media.Opus: "Opus",
-	media.PCMMulaw: "G.711 mu-law", media.PCMAlaw: "G.711 A-law", media.G726: "G.726", media.PCMS16BE: "L16",
-}
-
-func codecName(id uint32) string {
-	if n, found := codecNames[id]; found {
-		return n
-	}
-	return fmt.Sprintf("codec %d", id)
 }
 
 // Packet implements media.Sink. It does not allocate once a publication stands.
@@ -194,7 +182,7 @@ func (o *output) follow() error {
 			o.have = o.want // other parameter sets for the same pictures: they stand in front of each keyframe
 			return nil
 		}
-		o.in.o.Logger.Info("the stream has changed; a new publication takes over", "key", o.key, "from", codecName(o.have.CodecID), "to", codecName(o.want.CodecID))
+		o.in.o.Logger.Info("the stream has changed; a new publication takes over", "key", o.key, "from", media.CodecName(o.have.CodecID), "to", media.CodecName(o.want.CodecID))
 		if err := o.close(framering.ReasonUpgrade); err != nil {
 			return err
 		}
@@ -220,7 +208,7 @@ func (o *output) follow() error {
 		o.dec = startDecoding(*o.in.o.Decode, o.in.o, pub, o.in.o.Decoded)
 	}
 	o.seen.codec.Store(c.CodecID)
-	o.in.o.Logger.Info("publishing", "key", o.key, "codec", codecName(c.CodecID), "ring_bytes", c.DataSize)
+	o.in.o.Logger.Info("publishing", "key", o.key, "codec", media.CodecName(c.CodecID), "ring_bytes", c.DataSize)
 	return nil
 }
 

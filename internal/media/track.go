@@ -25,8 +25,13 @@ func (k Kind) String() string {
 
 // Codec ids are FFmpeg's AVCodecID: the packet ring's header carries them, and any reader knows them.
 const (
+	MPEG1 uint32 = 1
+	MPEG2 uint32 = 2
 	MJPEG uint32 = 7
+	MPEG4 uint32 = 12
 	H264  uint32 = 27
+	VP8   uint32 = 139
+	VP9   uint32 = 167
 	HEVC  uint32 = 173
 	AV1   uint32 = 225
 
@@ -38,6 +43,13 @@ const (
 	AAC      uint32 = 86018
 	Opus     uint32 = 86076
 )
+
+// OpusHead is FFmpeg's extradata for Opus (RFC 7845, section 5.1): version 1, no pre-skip, 48 kHz, no gain, mapping family 0.
+func OpusHead(channels int) []byte {
+	b := append([]byte("OpusHead"), 1, byte(channels), 0, 0)
+	b = append(b, 0x80, 0xBB, 0, 0) // 48000
+	return append(b, 0, 0, 0)
+}
 
 // Track is one elementary stream of a source.
 type Track struct {
@@ -99,7 +111,8 @@ func ParseAudioText(b []byte) (rate, channels, bits int, err error) {
 }
 
 var codecNames = map[uint32]string{
-	MJPEG: "mjpeg", H264: "h264", HEVC: "h265", AV1: "av1", PCMS16BE: "l16", PCMMulaw: "pcmu", PCMAlaw: "pcma", G726: "g726",
+	MPEG1: "mpeg1", MPEG2: "mpeg2", MJPEG: "mjpeg", MPEG4: "mpeg4", VP8: "vp8", VP9: "vp9",
+	H264: "h264", HEVC: "h265", AV1: "av1", PCMS16BE: "l16", PCMMulaw: "pcmu", PCMAlaw: "pcma", G726: "g726",
 	G726LE: "g726le", AAC: "aac", Opus: "opus",
 }
 

@@ -87,7 +87,7 @@ func formatOf(t media.Track, payloadType uint8) (format.Format, error) {
 		}
 		return &format.G711{PayloadTyp: payloadType, MULaw: mulaw, SampleRate: rate, ChannelCount: channels}, nil
 	}
-	return nil, fmt.Errorf("codec %d: %w", t.CodecID, ErrUnsupportedCodec)
+	return nil, fmt.Errorf("%s: %w", media.CodecName(t.CodecID), ErrUnsupportedCodec)
 }
 
 // describe makes the SDP description of the tracks; their order is that of the media.
@@ -150,13 +150,6 @@ func opusChannels(t media.Track) int {
 		return max(int(t.Extradata[9]), 1)
 	}
 	return max(t.Channels, 1)
-}
-
-// opusHead is FFmpeg's extradata for Opus (RFC 7845, section 5.1): version 1, no pre-skip, 48 kHz, no gain, mapping family 0.
-func opusHead(channels int) []byte {
-	b := append([]byte("OpusHead"), 1, byte(channels), 0, 0)
-	b = append(b, 0x80, 0xBB, 0, 0) // 48000
-	return append(b, 0, 0, 0)
 }
 
 // CanCarry returns nil when RTP has a payload format for the track, and else what stands in the way.

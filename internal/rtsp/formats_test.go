@@ -77,7 +77,7 @@ func TestTracksThroughSDP(t *testing.T) {
 		return media.Track{Name: "video", CodecID: id, ClockRate: 90000, Extradata: extradata}
 	}
 	opus := audio(media.Opus, 48000, 2, 0)
-	opus.Extradata = opusHead(2)
+	opus.Extradata = media.OpusHead(2)
 	aac := audio(media.AAC, 16000, 1, 0)
 	aac.Extradata = []byte{0x14, 0x08}
 	tracks := []media.Track{

@@ -50,7 +50,7 @@ func FuzzPacketiser(f *testing.F) {
 func FuzzExtradata(f *testing.F) {
 	f.Add(true, annexB(h264NAL(7, 20), h264NAL(8, 5)))
 	f.Add(false, []byte{1, 1, 2, 3, 0xFF, 0xE1, 0, 2, 0x67, 1, 1, 0, 1, 0x68})
-	f.Add(true, opusHead(2))
+	f.Add(true, media.OpusHead(2))
 	f.Fuzz(func(t *testing.T, video bool, extradata []byte) {
 		codecs := []uint32{media.H264, media.HEVC, media.AV1}
 		if !video {

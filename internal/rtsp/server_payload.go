@@ -51,7 +51,7 @@ func payloaderOf(t media.Track, f format.Format) (payloader, error) {
 	case *format.MJPEG:
 		return &jpegPayloader{}, nil
 	}
-	return nil, fmt.Errorf("codec %d: %w", t.CodecID, ErrUnsupportedCodec)
+	return nil, fmt.Errorf("%s: %w", media.CodecName(t.CodecID), ErrUnsupportedCodec)
 }
 
 // h264Payloader: RFC 6184, single NAL units and FU-A. No aggregation: every NAL unit, also a delimiter, arrives as it was.

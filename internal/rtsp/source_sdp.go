@@ -225,7 +225,7 @@ func (f *rtpFormat) audio(rate, channels int) error {
 		case "0":
 			t.Channels = 1
 		}
-		t.Extradata = opusHead(t.Channels)
+		t.Extradata = media.OpusHead(t.Channels)
 		f.track = t
 		return nil
 	case "MPEG4-GENERIC", "MP4A-LATM":
