@@ -351,6 +351,46 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// Whoever reads the log, or the list of files, goes away: ingest, record and relay stay, and the open file is finished.
+func TestReadersOfOutputGoAway(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	key := s.key("pipe")
+	url := s.camera()
+	closed := func(arg ...string) *exec.Cmd {
+		r, w, err := os.Pipe()
+		require.NoError(t, err)
+		cmd := s.command(arg...)
+		cmd.Stdout, cmd.Stderr = w, w
+		require.NoError(t, cmd.Start())
+		w.Close()
+		r.Close()
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		return cmd
+	}
+	ingest := closed("ingest", url, "--key", key, "--log-level", "debug")
+	s.published(key, 10)
+	record := closed("record", key, "--out", filepath.Join(s.out, "%s-%f.mp4"), "--segment", "1s", "--json", "--log-level", "debug")
+	relay := closed("relay", key, "--listen", "127.0.0.1:0", "--log-level", "debug")
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if files, _ := filepath.Glob(filepath.Join(s.out, "*.mp4")); len(files) < 3 {
+			return fmt.Errorf("%d files", len(files))
+		}
+		return nil
+	})
+	for _, cmd := range []*exec.Cmd{record, relay, ingest} {
+		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		require.NoError(t, cmd.Wait(), "%v", cmd.Args)
+	}
+	files, err := filepath.Glob(filepath.Join(s.out, "*.mp4"))
+	require.NoError(t, err)
+	for _, f := range files {
+		checkSegment(t, f)
+	}
+	list := closed("ls", "--watch", "--interval", "50ms") // what is there to be read ends with its reader
+	require.NoError(t, list.Wait())
+}
+
 // TestHelp: every command has an example and the exit statuses.
 func TestHelp(t *testing.T) {
 	root := newRootCommand()

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +40,6 @@ stand in the ring (NV12 or P010), plane after plane, without the padding of line
 			if isTerminal(e.Out) {
 				return usageError{errBinary}
 			}
-			signal.Ignore(syscall.SIGPIPE)
 			if meta {
 				e.Meta = os.Stderr
 			}

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -40,7 +39,6 @@ func newInferCommand(o *globalOptions) *cobra.Command {
 			if err := i.resolve(); err != nil {
 				return err
 			}
-			signal.Ignore(syscall.SIGPIPE)
 			quietQUIC()
 			i.RuntimeDir, i.Key, i.Logger, i.Out = o.RuntimeDir, a[0], o.Logger, cmd.OutOrStdout()
 			if i.TokenFile != "" {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"syscall"
@@ -14,6 +15,9 @@ import (
 var version = "unknown"
 
 func main() {
+	// A closed pipe is an error of the write that meets it and no more: who reads the log or the list of files may go away, and
+	// the camera and the recording stay. Caught and not ignored, so that child processes begin with the default.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	err := newRootCommand().ExecuteContext(ctx)
 	stop()
@@ -39,11 +43,17 @@ type usageError struct{ err error }
 func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
 
+// outputClosed says whether whoever read standard output has seen enough.
+func outputClosed(err error) bool {
+	var path *fs.PathError
+	return errors.As(err, &path) && path.Path == os.Stdout.Name() && errors.Is(path.Err, syscall.EPIPE)
+}
+
 // exitStatus maps the error that a command returned to its exit status.
 func exitStatus(err error) int {
 	var usage usageError
 	switch {
-	case err == nil, errors.Is(err, context.Canceled):
+	case err == nil, errors.Is(err, context.Canceled), outputClosed(err):
 		return exitDone
 	case errors.As(err, &usage):
 		return exitUsage

@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -53,8 +51,6 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 			if isTerminal(e.Out) {
 				return usageError{errBinary}
 			}
-			// A pipe that is closed becomes an error of the write, and that a clean end.
-			signal.Ignore(syscall.SIGPIPE)
 			av.SetLogger(o.Logger)
 			tuneForPackets()
 			e.RuntimeDir, e.Key, e.Logger = o.RuntimeDir, a[0], o.Logger

@@ -19,7 +19,7 @@ import (
 func newRecordCommand(o *globalOptions) *cobra.Command {
 	r := pipeline.RecordOptions{}
 	var format, fsync string
-	var asJSON bool
+	var asJSON, mute bool
 	c := &cobra.Command{
 		Use:   "record KEY --out PATTERN",
 		Short: "Record a camera into files",
@@ -79,11 +79,16 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 			}
 			r.Done = func(s mux.Segment) {
 				status.clear()
+				var err error
 				if asJSON {
-					_ = json.NewEncoder(cmd.OutOrStdout()).Encode(newSegmentLine(s))
-					return
+					err = json.NewEncoder(cmd.OutOrStdout()).Encode(newSegmentLine(s))
+				} else {
+					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s  %s  %d access units%s\n", s.Path, s.Duration().Round(time.Millisecond), s.Packets, segmentNotes(s))
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s  %s  %d access units%s\n", s.Path, s.Duration().Round(time.Millisecond), s.Packets, segmentNotes(s))
+				if err != nil && !mute {
+					mute = true
+					o.Logger.Warn("finished files cannot be reported; the recording goes on", "key", r.Key, "error", err)
+				}
 			}
 			err = pipeline.Record(cmd.Context(), r)
 			status.clear()
