@@ -30,6 +30,9 @@ func newDemoCommand(o *globalOptions) *cobra.Command {
 		Example: "  cfpipe demo\n  cfpipe demo --duration 1m --out /tmp/demo",
 		Args:    args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
+			if d.Duration <= 0 {
+				return usageError{fmt.Errorf("--duration %v: want more than 0", d.Duration)}
+			}
 			return runDemo(c.Context(), c.OutOrStdout(), o, d)
 		},
 	}

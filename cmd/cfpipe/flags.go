@@ -6,7 +6,31 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/cfpipe/cfpipe/framering"
 )
+
+// checkKeys makes a key that cannot be one wrong usage.
+func checkKeys(keys ...string) error {
+	for _, key := range keys {
+		if err := framering.CheckKey(key); err != nil {
+			return usageError{err}
+		}
+	}
+	return nil
+}
+
+// checkCredentials refuses half a pair: a server that was given only one of both must not serve as if it had been given none, and
+// an empty file is no password.
+func checkCredentials(username, passwordFile, password string) error {
+	switch {
+	case (username == "") != (passwordFile == ""):
+		return usageError{errors.New("--username and --password-file belong together")}
+	case passwordFile != "" && password == "":
+		return usageError{fmt.Errorf("--password-file %s: the first line is empty", passwordFile)}
+	}
+	return nil
+}
 
 // byteSize is a flag value such as 8MiB, 512KiB, 2GiB, 1MB or a plain number of bytes.
 type byteSize int64

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -18,6 +19,9 @@ import (
 
 // passwordVariable keeps a password out of the process list.
 const passwordVariable = "CFPIPE_PASSWORD"
+
+// minPacketBytes is the smallest ring that a picture of a small camera fits into.
+var minPacketBytes = byteSize(64 << 10)
 
 func newIngestCommand(o *globalOptions) *cobra.Command {
 	var i pipeline.IngestOptions
@@ -51,7 +55,7 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 			if i.Key == "" {
 				return usageError{fmt.Errorf("--key is missing (see %s --help)", cmd.CommandPath())}
 			}
-			if i.Duration < 0 || src.Timeout < 0 {
+			if i.Duration < 0 || src.Timeout < 0 || i.Stagger < 0 {
 				return usageError{errors.New("a duration is negative")}
 			}
 			switch i.Protocol {
@@ -67,6 +71,14 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 			}
 			if err := sourcePassword(&src, passwordFile); err != nil {
 				return err
+			}
+			if packetBytes != 0 && (packetBytes < minPacketBytes || packetBytes > math.MaxUint32) {
+				return usageError{fmt.Errorf("--packet-bytes %v: want %v to 4 GiB less a byte", &packetBytes, &minPacketBytes)}
+			}
+			if o.Group != "" {
+				if _, err := framering.GroupID(o.Group); err != nil { // not when the camera answers
+					return usageError{fmt.Errorf("--group: %w", err)}
+				}
 			}
 			i.RuntimeDir, i.Group, i.Logger, i.PacketBytes = o.RuntimeDir, o.Group, o.Logger, int(packetBytes)
 			src.MaxUnit = i.MaxUnit()

@@ -23,6 +23,9 @@ func newInspectCommand(o *globalOptions) *cobra.Command {
 		Example: "  cfpipe inspect cam1\n  cfpipe inspect cam1 --json | jq .packets.buffered_seconds\n  cfpipe inspect cam1 --watch",
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, a []string) error {
+			if err := checkKeys(a[0]); err != nil {
+				return err
+			}
 			return w.run(c.Context(), c.OutOrStdout(), func(out io.Writer) (any, error) {
 				s, err := pipeline.InspectKey(o.RuntimeDir, a[0])
 				if s.Key == "" {

@@ -47,6 +47,12 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 			default:
 				return usageError{fmt.Errorf("--from %q: want live or oldest", from)}
 			}
+			if err := checkKeys(a[0]); err != nil {
+				return err
+			}
+			if e.Duration < 0 {
+				return usageError{errors.New("--duration is negative")}
+			}
 			e.Out = cmd.OutOrStdout()
 			if isTerminal(e.Out) {
 				return usageError{errBinary}

@@ -63,6 +63,9 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 			if _, err := mux.ParsePattern(r.Out, a[0]); err != nil {
 				return usageError{fmt.Errorf("--out: %w", err)}
 			}
+			if err := checkKeys(a[0]); err != nil {
+				return err
+			}
 			if r.Segment < 0 || r.Pre < 0 || r.Duration < 0 {
 				return usageError{fmt.Errorf("a duration is negative")}
 			}

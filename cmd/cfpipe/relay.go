@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 
@@ -34,6 +35,15 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := checkCredentials(options.Username, passwordFile, password); err != nil {
+				return err
+			}
+			if err := checkKeys(keys...); err != nil {
+				return err
+			}
+			if err := checkRelay(options); err != nil {
+				return err
+			}
 			if push.URL != "" {
 				if cmd.Flags().Changed("listen") {
 					return usageError{errors.New("--push and --listen: one relay does one of them; start two")}
@@ -61,6 +71,25 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
 	f.StringVar(&push.URL, "push", "", "send the key to this URL instead of serving it")
 	return c
+}
+
+// checkRelay finds what can be told to be wrong before a port is taken.
+func checkRelay(o pipeline.RelayOptions) error {
+	if _, err := net.ResolveTCPAddr("tcp", o.Listen); err != nil {
+		return usageError{fmt.Errorf("--listen %q: %w", o.Listen, err)}
+	}
+	for name, port := range map[string]int{"rtp-port": o.RTPPort, "multicast-port": o.MulticastPort} {
+		if port != 0 && (port < 1024 || port > 65534 || port%2 != 0) && !(name == "rtp-port" && port == -1) {
+			return usageError{fmt.Errorf("--%s %d: want an even port from 1024 to 65534", name, port)}
+		}
+	}
+	if o.Multicast != "" {
+		r, err := netip.ParsePrefix(o.Multicast)
+		if err != nil || !r.Addr().IsMulticast() {
+			return usageError{fmt.Errorf("--multicast %q: want a range of multicast addresses, such as 239.255.42.0/24", o.Multicast)}
+		}
+	}
+	return nil
 }
 
 // baseURL is what a reader on another host types in front of the key.

@@ -37,6 +37,9 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 			if options.Password, err = readPassword(passwordFile); err != nil {
 				return err
 			}
+			if err := checkCredentials(options.Username, passwordFile, options.Password); err != nil {
+				return err
+			}
 			if file != "" {
 				options.Clip, err = testcam.OpenClip(file)
 			} else if options.Clip, err = testcam.EmbeddedClip(codec, audio); err != nil {
