@@ -66,6 +66,7 @@ func (s *Subscription) attach(ctx context.Context, left *attachment) (*attachmen
 		a.ring, err = packetring.Open(control.PacketPath, packetring.ReaderOptions{Wait: s.o.Wait})
 	}
 	if err != nil {
+		err = explainMissing(control, control.PacketPath, err)
 		control.Close()
 		return nil, err
 	}

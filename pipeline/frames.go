@@ -109,6 +109,9 @@ func (s *FrameSubscription) attach(ctx context.Context) error {
 	r, err := sub.Frames(framering.FrameReaderOptions{
 		Memory: s.memory, Wait: s.o.Wait, Newest: s.o.Newest, Resume: s.follows, After: s.after,
 	})
+	if err != nil {
+		err = explainMissing(sub, sub.ShmName, err)
+	}
 	if err == nil && s.life.Err() != nil {
 		err = errors.Join(ErrSubscriptionClosed, r.Close())
 	}
