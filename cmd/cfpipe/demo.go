@@ -99,12 +99,14 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 	if err != nil {
 		return err
 	}
+	go camera.drain()
 	r.step("camera", camera, url+"   built in")
 
 	ingest, err := start("ingest", "ingest", url, "--key", demoKey)
 	if err != nil {
 		return err
 	}
+	go ingest.drain()
 	r.step("ingest", ingest, "the one connection to the camera → packet ring in /dev/shm")
 	ring, err := pipeline.Subscribe(setUp, pipeline.SubscribeOptions{
 		RuntimeDir: r.dir, Key: demoKey, Name: "demo", Start: pipeline.StartOldest, WaitForKey: 15 * time.Second, NoFollow: true,
@@ -118,6 +120,8 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 	if err != nil {
 		return err
 	}
+	recorded := make(chan error, 1)
+	go func() { recorded <- r.collect(record.lines) }()
 	r.step("record", record, r.out+"   fMP4, a new file every 5 s")
 
 	relay, err := start("relay", "relay", demoKey, "--listen", "127.0.0.1:0")
@@ -127,6 +131,7 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 	if r.relay, err = relay.line(setUp); err != nil {
 		return err
 	}
+	go relay.drain()
 	r.step("relay", relay, r.relay)
 	fmt.Fprintf(r.w, "  %-8s %-11s FFmpeg's RTSP client, reads the relay\n\n", "viewer", "")
 
@@ -150,14 +155,20 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 		}
 	}
 	running = nil
-	for line := range record.lines {
+	return <-recorded
+}
+
+// collect takes what record prints until it ends: a line for each file.
+func (r *demo) collect(lines <-chan string) (err error) {
+	for line := range lines {
 		var s segmentLine
-		if err := json.Unmarshal([]byte(line), &s); err != nil {
-			return fmt.Errorf("demo: record printed %q: %w", line, err)
+		if jerr := json.Unmarshal([]byte(line), &s); jerr != nil {
+			err = fmt.Errorf("demo: record printed %q: %w", line, jerr)
+			continue
 		}
 		r.segments = append(r.segments, s)
 	}
-	return nil
+	return err
 }
 
 func (r *demo) step(name string, p *demoProcess, text string) {

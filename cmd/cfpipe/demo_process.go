@@ -17,7 +17,7 @@ import (
 type demoProcess struct {
 	name  string
 	cmd   *exec.Cmd
-	lines chan string // standard output, a line at a time
+	lines chan string // standard output, a line at a time; closed at its end. Somebody has to read them, or the process waits
 	log   *os.File
 	done  chan error
 }
@@ -46,19 +46,20 @@ func startDemoProcess(dir, name string, args ...string) (*demoProcess, error) {
 	}
 	p := &demoProcess{name: name, cmd: cmd, log: log, lines: make(chan string, 64), done: make(chan error, 1)}
 	go func() {
-		defer close(p.lines)
 		for s := bufio.NewScanner(out); s.Scan(); {
-			select {
-			case p.lines <- s.Text():
-			default: // nobody reads the line: not worth holding up the process
-			}
+			p.lines <- s.Text()
 		}
-	}()
-	go func() {
-		p.done <- cmd.Wait()
+		close(p.lines)
+		p.done <- cmd.Wait() // it closes the pipe: not before all of it is read
 		log.Close()
 	}()
 	return p, nil
+}
+
+// drain reads the lines that are of no interest.
+func (p *demoProcess) drain() {
+	for range p.lines {
+	}
 }
 
 // stop asks the process to end and waits for it; after a while it is killed, which is an error.
