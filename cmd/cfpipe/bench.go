@@ -2,10 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cfpipe/cfpipe/pipeline/bench"
 )
@@ -25,9 +27,28 @@ func newBenchCommand(o *globalOptions) *cobra.Command {
 	return c
 }
 
+// benchResult prints what a benchmark has found: text, or JSON with --json.
+type benchResult struct{ json bool }
+
+func (b *benchResult) addFlags(f *pflag.FlagSet) {
+	f.BoolVar(&b.json, "json", false, "print the result as JSON")
+}
+
+func (b *benchResult) print(out io.Writer, r interface{ Write(io.Writer) error }) error {
+	if !b.json {
+		return r.Write(out)
+	}
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// measuring tells the user what a benchmark does now.
+func (o *globalOptions) measuring(what string) { o.Logger.Info("measuring", "what", what) }
+
 func newBenchPacketsCommand(o *globalOptions) *cobra.Command {
 	var b bench.Packets
-	var asJSON bool
+	var result benchResult
 	c := &cobra.Command{
 		Use:   "packets",
 		Short: "Measure the packet ring",
@@ -43,18 +64,12 @@ func newBenchPacketsCommand(o *globalOptions) *cobra.Command {
 		Example: "  cfpipe bench packets\n  cfpipe bench packets --duration 10s --rate 25 --json | jq .goals\n" + exitStatusHelp,
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			b.Progress = func(what string) { o.Logger.Info("measuring", "what", what) }
+			b.Progress = o.measuring
 			r, err := bench.RunPackets(cmd.Context(), b)
 			if err != nil {
 				return err
 			}
-			out := cmd.OutOrStdout()
-			if asJSON {
-				e := json.NewEncoder(out)
-				e.SetIndent("", "  ")
-				return e.Encode(r)
-			}
-			return r.Write(out)
+			return result.print(cmd.OutOrStdout(), r)
 		},
 	}
 	f := c.Flags()
@@ -63,6 +78,6 @@ func newBenchPacketsCommand(o *globalOptions) *cobra.Command {
 	f.IntVar(&b.Size, "size", 4096, "payload bytes of the wake-up measurements")
 	f.IntVar(&b.Readers, "readers", 4, "reader processes of the stream")
 	f.StringSliceVar(&b.Only, "only", nil, "measure these alone: "+strings.Join(bench.Parts, ", "))
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	result.addFlags(f)
 	return c
 }

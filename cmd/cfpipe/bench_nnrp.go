@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,7 +10,7 @@ import (
 
 func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 	var b bench.NNRP
-	var asJSON bool
+	var result benchResult
 	c := &cobra.Command{
 		Use:   "nnrp",
 		Short: "Measure NNRP against gRPC and bare QUIC streams",
@@ -27,18 +26,12 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			quietQUIC()
-			b.Progress = func(what string) { o.Logger.Info("measuring", "what", what) }
+			b.Progress = o.measuring
 			r, err := bench.RunNNRP(cmd.Context(), b)
 			if err != nil {
 				return err
 			}
-			out := cmd.OutOrStdout()
-			if asJSON {
-				e := json.NewEncoder(out)
-				e.SetIndent("", "  ")
-				return e.Encode(r)
-			}
-			return r.Write(out)
+			return result.print(cmd.OutOrStdout(), r)
 		},
 	}
 	f := c.Flags()
@@ -46,6 +39,6 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 	f.DurationVar(&b.Lossy, "lossy", 30*time.Second, "of the measurement over the lossy path; negative = none")
 	f.IntVar(&b.Side, "side", 640, "width and height of the picture")
 	f.IntVar(&b.Tile, "tile", 32, "side of the tiles")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	result.addFlags(f)
 	return c
 }

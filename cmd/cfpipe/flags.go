@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"strconv"
 	"strings"
 
@@ -30,6 +31,19 @@ func checkCredentials(username, passwordFile, password string) error {
 		return usageError{fmt.Errorf("--password-file %s: the first line is empty", passwordFile)}
 	}
 	return nil
+}
+
+// readPassword reads the first line of a --password-file; "" without a file.
+func readPassword(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("--password-file: %w", err)
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	return strings.TrimSuffix(line, "\r"), nil
 }
 
 // byteSize is a flag value such as 8MiB, 512KiB, 2GiB, 1MB or a plain number of bytes.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -103,13 +102,10 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 			tuneForPackets()
 			err = in.Run(cmd.Context())
 			status.clear()
-			if errors.Is(err, context.Canceled) && cmd.Context().Err() != nil {
-				return nil // stopped by a signal
-			}
 			if errors.Is(err, framering.ErrInvalidArg) || errors.Is(err, media.ErrUnsupported) {
 				err = usageError{err}
 			}
-			return err
+			return stopped(cmd.Context(), err)
 		},
 	}
 	f := c.Flags()
@@ -135,21 +131,16 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 	return c
 }
 
-// sourcePassword takes the password from the file or the environment. The line end of a text file does not belong to it.
-func sourcePassword(src *pipeline.SourceOptions, file string) error {
-	if file == "" {
-		// The variable may stand there for other cameras: without a user name it does not matter.
-		if src.Username != "" || strings.Contains(src.URL, "@") {
-			src.Password = os.Getenv(passwordVariable)
-		}
-	} else {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			return fmt.Errorf("--password-file: %w", err)
-		}
-		src.Password = strings.TrimRight(string(b), "\r\n")
+// sourcePassword takes the password from the file or the environment.
+func sourcePassword(src *pipeline.SourceOptions, file string) (err error) {
+	// The variable may stand there for other cameras: without a user name it does not matter.
+	if file == "" && (src.Username != "" || strings.Contains(src.URL, "@")) {
+		src.Password = os.Getenv(passwordVariable)
 	}
-	return nil
+	if file != "" {
+		src.Password, err = readPassword(file)
+	}
+	return err
 }
 
 // ingestRate makes the progress line from one second to the next.

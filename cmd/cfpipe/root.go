@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/framering"
 )
 
 // globalOptions are the flags that every command takes.
@@ -43,12 +45,8 @@ func newRootCommand() *cobra.Command {
 			return o.setUp()
 		},
 	}
-	defaultDir := os.Getenv("CUFRAMES_RUNTIME_DIR")
-	if defaultDir == "" {
-		defaultDir = "/run/cuframes"
-	}
 	f := root.PersistentFlags()
-	f.StringVar(&o.RuntimeDir, "runtime-dir", defaultDir, "folder of the control sockets (or $CUFRAMES_RUNTIME_DIR)")
+	f.StringVar(&o.RuntimeDir, "runtime-dir", framering.RuntimeDir(""), "folder of the control sockets (or $CUFRAMES_RUNTIME_DIR)")
 	f.StringVar(&o.Group, "group", "", "open sockets and rings to this Unix group (default: the owner alone)")
 	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")

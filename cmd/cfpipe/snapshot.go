@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -85,9 +86,10 @@ step, a reader never sees half of it. When the camera is silent the picture is a
 	return c
 }
 
-// writeWhole puts a file in its place in one step.
+// writeWhole puts a file in its place in one step. Who may read it is the umask's to say.
 func writeWhole(path string, b []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
+	temp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+rand.Text()[:10])
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}
@@ -96,13 +98,10 @@ func writeWhole(path string, b []byte) error {
 		err = cerr
 	}
 	if err == nil {
-		err = os.Chmod(f.Name(), 0o644)
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = os.Rename(temp, path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name())
+		_ = os.Remove(temp)
 	}
 	return err
 }

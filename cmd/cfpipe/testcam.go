@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -71,17 +69,4 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
 	f.StringVar(&options.Multicast, "multicast", "", "serve multicast from this range too, for example 239.255.42.0/24")
 	return c
-}
-
-// readPassword reads the first line of a file; "" without a file.
-func readPassword(path string) (string, error) {
-	if path == "" {
-		return "", nil
-	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return "", fmt.Errorf("read password: %w", err)
-	}
-	line, _, _ := strings.Cut(string(b), "\n")
-	return strings.TrimSuffix(line, "\r"), nil
 }

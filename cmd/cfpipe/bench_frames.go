@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,7 +10,7 @@ import (
 
 func newBenchFramesCommand(o *globalOptions) *cobra.Command {
 	var b bench.Frames
-	var asJSON bool
+	var result benchResult
 	c := &cobra.Command{
 		Use:   "frames",
 		Short: "Measure the frame ring",
@@ -24,18 +23,12 @@ func newBenchFramesCommand(o *globalOptions) *cobra.Command {
 		Example: "  cfpipe bench frames\n  cfpipe bench frames --width 3840 --height 2160 --json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			b.Progress = func(what string) { o.Logger.Info("measuring", "what", what) }
+			b.Progress = o.measuring
 			r, err := bench.RunFrames(cmd.Context(), b)
 			if err != nil {
 				return err
 			}
-			out := cmd.OutOrStdout()
-			if asJSON {
-				e := json.NewEncoder(out)
-				e.SetIndent("", "  ")
-				return e.Encode(r)
-			}
-			return r.Write(out)
+			return result.print(cmd.OutOrStdout(), r)
 		},
 	}
 	f := c.Flags()
@@ -44,6 +37,6 @@ func newBenchFramesCommand(o *globalOptions) *cobra.Command {
 	f.IntVar(&b.Width, "width", 1920, "of the frames")
 	f.IntVar(&b.Height, "height", 1080, "of the frames")
 	f.IntVar(&b.Readers, "readers", 4, "reader processes of the stream")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	result.addFlags(f)
 	return c
 }
