@@ -8,7 +8,7 @@ import (
 )
 
 // Receiver imports whatever kind of memory a publisher shares: the kernel tells a memfd from GPU memory. The GPU is opened when
-// the first buffer of its kind comes. It implements the frame ring's Memory for subscribers.
+// the first buffer of its kind comes. It implements the frame ring's Importer.
 type Receiver struct {
 	ordinal int
 

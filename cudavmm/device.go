@@ -3,6 +3,7 @@ package cudavmm
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"unsafe"
 )
@@ -95,8 +96,7 @@ func (d *Driver) info(ordinal int) (DeviceInfo, error) {
 	if err := d.check("cuDeviceGetName", d.api.deviceGetName(&name[0], int32(len(name)), dev)); err != nil {
 		return info, err
 	}
-	name[len(name)-1] = 0
-	info.Name = cString(uintptr(unsafe.Pointer(&name[0])))
+	info.Name, _, _ = strings.Cut(string(name[:]), "\x00")
 	var uuid [16]byte
 	if err := d.check("cuDeviceGetUuid", d.api.deviceGetUUID(&uuid, dev)); err != nil {
 		return info, err

@@ -40,7 +40,7 @@ type Reader struct {
 	wait   waiting
 	locked bool // the writer holds the lock for its life: it wakes, and its death shows
 
-	mapping sync.RWMutex // read-locked by whoever touches the mapping, locked for good by Close
+	mapping sync.RWMutex // read-locked by whoever touches the mapping, locked by Close; who comes after sees closing
 	closing atomic.Bool
 
 	mu   sync.Mutex // guards what follows; never held asleep

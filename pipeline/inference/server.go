@@ -98,8 +98,11 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	slots := make(chan struct{}, s.maxSessions()+maxAnonymous)
+	outer := ctx
+	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer func() {
+		cancel() // a port that fails ends the sessions too
 		wg.Wait()
 		s.sched.Close()
 		_ = s.l.Close()
@@ -107,7 +110,7 @@ func (s *Server) Run(ctx context.Context) error {
 	for {
 		conn, err := s.l.Accept(ctx)
 		if err != nil {
-			if ctx.Err() != nil {
+			if outer.Err() != nil {
 				return nil
 			}
 			return err
