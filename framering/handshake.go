@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"syscall"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
@@ -352,9 +351,8 @@ func (s *subscriberSide) handleVMMFDs(in *inbound) []outbound {
 // shmName checks a path that a publisher named and returns the file's name directly in /dev/shm. Both forms are taken,
 // absolute and relative to /dev/shm; anything else could make a reader open files that are no rings.
 func shmName(path string) (string, error) {
-	name := strings.TrimPrefix(path, "/dev/shm/")
-	const prefix = shm.Prefix
-	if len(name) <= len(prefix) || !strings.HasPrefix(name, prefix) || len(name) > 255 || strings.ContainsAny(name, "/\x00") {
+	name, err := shm.BaseName(path)
+	if err != nil {
 		return "", fmt.Errorf("%q is no cuframes file directly in /dev/shm: %w", cut(printable(path), 300), ErrProtocol)
 	}
 	return name, nil

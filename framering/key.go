@@ -13,20 +13,12 @@ import (
 // DefaultRuntimeDir is where control sockets live unless $CUFRAMES_RUNTIME_DIR or an option says otherwise (§1).
 const DefaultRuntimeDir = "/run/cuframes"
 
-const (
-	maxKey     = 63  // bytes (§1)
-	maxSunPath = 107 // bytes of a socket's path: sun_path of the kernel without its terminator
-)
+const maxSunPath = 107 // bytes of a socket's path: sun_path of the kernel without its terminator
 
 // CheckKey returns an error that Is ErrInvalidArg unless key matches ^[a-zA-Z0-9_-]{1,63}$ (§1).
 func CheckKey(key string) error {
-	ok := len(key) >= 1 && len(key) <= maxKey
-	for i := 0; ok && i < len(key); i++ {
-		c := key[i]
-		ok = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-'
-	}
-	if !ok {
-		return fmt.Errorf("key %q: want 1 to %d characters of a-z, A-Z, 0-9, _ and -: %w", cut(printable(key), 100), maxKey, ErrInvalidArg)
+	if !shm.ValidKey(key) {
+		return fmt.Errorf("key %q: want 1 to %d characters of a-z, A-Z, 0-9, _ and -: %w", cut(printable(key), 100), shm.MaxKey, ErrInvalidArg)
 	}
 	return nil
 }
@@ -48,10 +40,10 @@ func SocketPath(runtimeDir, key string) string {
 }
 
 // ShmName returns the name of a key's frame SHM in /dev/shm.
-func ShmName(key string) string { return shm.Prefix + key }
+func ShmName(key string) string { return shm.FrameName(key) }
 
 // PacketShmName returns the name of a key's packet ring in /dev/shm.
-func PacketShmName(key string) string { return shm.Prefix + key + "-packets" }
+func PacketShmName(key string) string { return shm.PacketName(key) }
 
 func checkSocketPath(path string) error {
 	if len(path) > maxSunPath {

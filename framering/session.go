@@ -133,7 +133,7 @@ func (s *session) offer() offer {
 	frames := p.ring.config
 	p.mu.Unlock()
 	o := offer{
-		shmPath: "/dev/shm/" + ShmName(p.key), packetPath: packets.Path, codecID: packets.CodecID, shutDown: closing,
+		shmPath: shm.Dir + "/" + ShmName(p.key), packetPath: packets.Path, codecID: packets.CodecID, shutDown: closing,
 	}
 	if frames != nil {
 		o.ringSize, o.meta, o.memory = frames.RingSize, frames.Meta, frames.Memory

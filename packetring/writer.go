@@ -85,15 +85,15 @@ type WriterStats struct {
 // Create makes the ring of a key and owns it until Close or the end of the process. It returns ErrExists when a living writer holds
 // the key, and an error that names the sizes when /dev/shm has no room (*shm.SpaceError). It does not block.
 func Create(key string, c Config) (*Writer, error) {
-	if !validKey(key) {
-		return nil, fmt.Errorf("create packet ring: key %q: want 1 to 63 of a-z, A-Z, 0-9, _ and -", key)
+	if !shm.ValidKey(key) {
+		return nil, fmt.Errorf("create packet ring: key %.100q: want 1 to %d of a-z, A-Z, 0-9, _ and -", key, shm.MaxKey)
 	}
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("create packet ring %s: %w", key, err)
 	}
 	slots, dataSize := uint32(c.Slots), uint32(c.DataSize)
-	name := shm.Prefix + key + "-packets"
+	name := shm.PacketName(key)
 	seg, err := shm.CreateLocked(name, int(fileSize(slots, dataSize)), shm.CreateOptions{
 		Mode: c.Mode, GID: c.GID, Foreign: func(old []byte) bool { return foreignAlive(name, old) },
 	})
@@ -134,17 +134,6 @@ func foreignAlive(name string, old []byte) bool {
 	}
 	pid := binary.LittleEndian.Uint64(old[0x18:])
 	return pid <= math.MaxInt32 && shm.ProcessMaps(int(pid), name)
-}
-
-func validKey(key string) bool {
-	for _, b := range []byte(key) {
-		switch {
-		case 'a' <= b && b <= 'z', 'A' <= b && b <= 'Z', '0' <= b && b <= '9', b == '_', b == '-':
-		default:
-			return false
-		}
-	}
-	return len(key) >= 1 && len(key) <= 63
 }
 
 // Path returns the ring's name relative to /dev/shm, as the handshake carries it.

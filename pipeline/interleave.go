@@ -12,6 +12,9 @@ import (
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
+// subSuffix makes the key of a source's second resolution: <key>-sub.
+const subSuffix = "-sub"
+
 // AudioSuffix makes the key of a source's audio: <key>-audio.
 const AudioSuffix = "-audio"
 
@@ -85,7 +88,7 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 	life, stop := context.WithCancel(context.Background())
 	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour)}
 	in.video = newTrackFeed(life, sub, videoTrack)
-	if o.NoAudio || len(o.Key)+len(AudioSuffix) > 63 {
+	if o.NoAudio || framering.CheckKey(o.Key+AudioSuffix) != nil {
 		close(in.done)
 		return in, nil
 	}

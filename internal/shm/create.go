@@ -41,7 +41,7 @@ const (
 // racing creators exactly one succeeds, and readers that still map the orphan keep it whole. All blocks are reserved before the
 // mapping, *SpaceError says that there are too few.
 func CreateLocked(name string, size int, o CreateOptions) (*Segment, error) {
-	name, err := baseName(name)
+	name, err := BaseName(name)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +154,7 @@ func takeOver(target string, foreign func(head []byte) bool) (_ *os.File, err er
 // RemoveDead unlinks the segment name when its owner is dead and returns its size; ErrExists when it lives. foreign has the
 // meaning of CreateOptions.Foreign. Readers that still map it keep their mapping.
 func RemoveDead(name string, foreign func(head []byte) bool) (size int64, err error) {
-	if name, err = baseName(name); err != nil {
+	if name, err = BaseName(name); err != nil {
 		return 0, err
 	}
 	path := Dir + "/" + name

@@ -15,7 +15,7 @@ import (
 // is what a publisher in a container of its own writes; one of somebody else does not. This process itself never does: it
 // would hold the lock.
 func ProcessMaps(pid int, name string) bool {
-	name, err := baseName(name)
+	name, err := BaseName(name)
 	if err != nil || pid == os.Getpid() || !PIDAlive(pid) {
 		return false
 	}

@@ -19,7 +19,7 @@ type OpenOptions struct {
 // it that begins with "cuframes-"; links are not followed. The mapping has the file's size at this moment: check every offset
 // against len(Bytes()). The error is os.ErrNotExist when there is no such file.
 func Open(path string, o OpenOptions) (*Segment, error) {
-	name, err := baseName(path)
+	name, err := BaseName(path)
 	if err != nil {
 		return nil, err
 	}

@@ -4,18 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
-
-// Dir is where segments live. Tests point it at a tmpfs of their own; nothing else changes it.
-var Dir = "/dev/shm"
-
-// Prefix begins the name of every segment.
-const Prefix = "cuframes-"
 
 // maxSize bounds a mapping: the largest ring the formats can describe is 4 GiB of data and its slots, anything beyond is a sparse
 // file made to exhaust address space.
@@ -67,15 +59,6 @@ func (s *Segment) Close() error {
 }
 
 func (s *Segment) path() string { return Dir + "/" + s.name }
-
-// baseName returns the file name of a segment's path, which may be absolute or relative to /dev/shm (A3).
-func baseName(p string) (string, error) {
-	name := strings.TrimPrefix(p, Dir+"/")
-	if name != path.Base(name) || !strings.HasPrefix(name, Prefix) || len(name) > 255 || strings.IndexByte(name, 0) >= 0 {
-		return "", fmt.Errorf("%w: %q", ErrName, p)
-	}
-	return name, nil
-}
 
 // names tells whether path is the name of the open file f.
 func names(f *os.File, path string) (bool, error) {
