@@ -8,6 +8,7 @@ require (
 	github.com/bluenviron/gortsplib/v4 v4.16.2
 	github.com/bluenviron/mediacommon/v2 v2.4.1
 	github.com/ebitengine/purego v0.10.2
+	github.com/goccy/go-yaml v1.19.2
 	github.com/pierrec/lz4/v4 v4.1.22
 	github.com/pion/rtcp v1.2.15
 	github.com/pion/rtp v1.8.21

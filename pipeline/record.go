@@ -28,6 +28,7 @@ type RecordOptions struct {
 	Started    func(path string, start time.Time) // a file was opened
 	Done       func(mux.Segment)                  // a file is finished
 	Progress   func(RecordProgress)               // about once a second while packets come
+	Counter    *RecordCounter                     // gets the counts, for others to read; may be nil
 	Logger     *slog.Logger
 }
 
@@ -53,6 +54,9 @@ func Record(ctx context.Context, o RecordOptions) error {
 		r.log = slog.New(slog.DiscardHandler)
 	}
 	r.log = r.log.With("key", o.Key)
+	if r.o.Counter == nil {
+		r.o.Counter = &RecordCounter{}
+	}
 	if r.o.Format == "" {
 		r.o.Format = mux.FMP4
 	}
@@ -76,7 +80,13 @@ func Record(ctx context.Context, o RecordOptions) error {
 	defer in.Close()
 	r.segmenter = mux.NewSegmenter(mux.SegmenterOptions{
 		Format: r.o.Format, Length: o.Segment, Fsync: o.Fsync, Done: r.done, Started: r.started,
-		Create: func(t time.Time) (mux.File, error) { return pattern.Create(t) },
+		Create: func(t time.Time) (mux.File, error) {
+			f, err := pattern.Create(t)
+			if err != nil {
+				return nil, err
+			}
+			return &timedFile{File: f, c: r.o.Counter}, nil
+		},
 	}, media.Track{}, nil)
 	if info, ok := in.audioInfo(); ok { // known before the first file is opened
 		r.describe(audioTrack, info)
@@ -136,6 +146,7 @@ func (r *recorder) run(ctx context.Context, in *interleaver) error {
 			if it.Track == videoTrack {
 				r.segmenter.Lost(it.Lost)
 				r.progress.Lost += it.Lost
+				r.o.Counter.lost.Add(it.Lost)
 			}
 		}
 		if r.over(it) {
@@ -169,6 +180,7 @@ func (r *recorder) write(it item) error {
 	if it.Track != videoTrack {
 		return nil
 	}
+	r.o.Counter.packet(len(it.Data), it.PTS)
 	r.progress.Packets++
 	r.progress.Bytes += uint64(len(it.Data))
 	if r.o.Progress != nil {
@@ -199,6 +211,8 @@ func (r *recorder) failed(err error) error {
 	if !errors.As(err, &w) || r.files == 0 && !full(err) {
 		return fmt.Errorf("record %s: %w", r.o.Key, err)
 	}
+	r.o.Counter.failing.Store(true)
+	r.o.Counter.failures.Add(1)
 	if now := time.Now(); !r.failing || now.Sub(r.told) >= tellAgain {
 		r.failing, r.told = true, now
 		r.log.Error("the recording cannot be written; it goes on by itself as soon as it can", "error", err, "retry_in", w.Retry)
@@ -208,6 +222,7 @@ func (r *recorder) failed(err error) error {
 
 func (r *recorder) started(path string, start time.Time) {
 	r.files++
+	r.o.Counter.opened()
 	if r.failing {
 		r.failing = false
 		r.log.Info("the recording goes on", "path", path)

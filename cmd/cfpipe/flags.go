@@ -3,12 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
-	"strconv"
 	"strings"
 
 	"github.com/cfpipe/cfpipe/framering"
+	sites "github.com/cfpipe/cfpipe/pipeline/site"
 )
 
 // checkKeys makes a key that cannot be one wrong usage.
@@ -49,48 +48,17 @@ func readPassword(path string) (string, error) {
 // byteSize is a flag value such as 8MiB, 512KiB, 2GiB, 1MB or a plain number of bytes.
 type byteSize int64
 
-var byteUnits = []struct {
-	suffix string
-	factor int64
-}{ // longest suffix first
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
-	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12},
-	{"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}, {"T", 1 << 40}, {"B", 1},
-}
-
 // Set parses s; it is the pflag.Value method.
 func (b *byteSize) Set(s string) error {
-	number, factor := strings.TrimSpace(s), int64(1)
-	for _, u := range byteUnits {
-		if n, ok := strings.CutSuffix(number, u.suffix); ok {
-			number, factor = strings.TrimSpace(n), u.factor
-			break
-		}
+	n, err := sites.ParseSize(s)
+	if err == nil {
+		*b = byteSize(n)
 	}
-	n, err := strconv.ParseInt(number, 10, 64)
-	if err != nil || n < 0 {
-		return errors.New("want a size such as 8MiB, 500KB or 4096")
-	}
-	if n > math.MaxInt64/factor {
-		return errors.New("size is too large")
-	}
-	*b = byteSize(n * factor)
-	return nil
+	return err
 }
 
 // String returns the size in the largest binary unit that divides it.
-func (b *byteSize) String() string {
-	n := int64(*b)
-	for _, u := range []struct {
-		suffix string
-		factor int64
-	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
-		if n != 0 && n%u.factor == 0 {
-			return fmt.Sprintf("%d%s", n/u.factor, u.suffix)
-		}
-	}
-	return strconv.FormatInt(n, 10)
-}
+func (b *byteSize) String() string { return sites.FormatSize(int64(*b)) }
 
 // Type names the value in --help.
 func (*byteSize) Type() string { return "size" }

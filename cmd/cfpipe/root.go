@@ -68,6 +68,7 @@ func newRootCommand() *cobra.Command {
 		newRecordCommand(o),
 		newTestcamCommand(o),
 		newRelayCommand(o),
+		newRunCommand(o),
 		newSnapshotCommand(o),
 	)
 	return root

@@ -1,0 +1,100 @@
+package pipeline
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/cfpipe/cfpipe/mux"
+)
+
+// RecordStats are a recorder's running totals.
+type RecordStats struct {
+	Files     uint64        // opened
+	Packets   uint64        // access units of video written
+	Bytes     uint64        // of video written
+	Lost      uint64        // access units that the ring had passed on before they were read
+	Failures  uint64        // errors of the disk
+	Failing   bool          // the disk does not take the file now
+	Newest    time.Time     // of the newest access unit written; zero = none yet
+	FileBytes uint64        // written into files
+	Writes    uint64        // calls of write
+	WriteTime time.Duration // spent in them
+	Syncs     uint64        // calls of fsync
+	SyncTime  time.Duration // spent in them
+	Slowest   time.Duration // the longest of these calls
+	Busy      time.Duration // how long the call that runs now has taken; 0 = none runs
+}
+
+// RecordCounter is where a running recorder leaves its counts. The zero value is ready. It goes on counting when it is given to
+// another recorder after the first has ended.
+type RecordCounter struct {
+	// Written by the recorder's goroutine, read by any. Nothing is derived from two of them, so they need no common order.
+	files, packets, bytes, lost, failures           atomic.Uint64
+	fileBytes, writes, syncs                        atomic.Uint64
+	writeTime, syncTime, slowest, newest, busySince atomic.Int64
+	failing                                         atomic.Bool
+}
+
+// Stats may be called at any time from any goroutine.
+func (c *RecordCounter) Stats() RecordStats {
+	s := RecordStats{
+		Files: c.files.Load(), Packets: c.packets.Load(), Bytes: c.bytes.Load(), Lost: c.lost.Load(), Failures: c.failures.Load(),
+		Failing: c.failing.Load(), FileBytes: c.fileBytes.Load(), Writes: c.writes.Load(), WriteTime: time.Duration(c.writeTime.Load()),
+		Syncs: c.syncs.Load(), SyncTime: time.Duration(c.syncTime.Load()), Slowest: time.Duration(c.slowest.Load()),
+	}
+	if n := c.newest.Load(); n != 0 {
+		s.Newest = time.Unix(0, n)
+	}
+	if b := c.busySince.Load(); b != 0 {
+		s.Busy = time.Duration(time.Now().UnixNano() - b)
+	}
+	return s
+}
+
+func (c *RecordCounter) packet(n int, pts int64) {
+	c.packets.Add(1)
+	c.bytes.Add(uint64(n))
+	if pts > c.newest.Load() {
+		c.newest.Store(pts)
+	}
+}
+
+func (c *RecordCounter) opened() {
+	c.files.Add(1)
+	c.failing.Store(false)
+}
+
+// call measures a call into the file system.
+func (c *RecordCounter) call(total *atomic.Int64, f func() error) error {
+	begun := time.Now()
+	c.busySince.Store(begun.UnixNano())
+	err := f()
+	c.busySince.Store(0)
+	d := int64(time.Since(begun))
+	total.Add(d)
+	if d > c.slowest.Load() {
+		c.slowest.Store(d)
+	}
+	return err
+}
+
+// timedFile is a file whose calls are measured.
+type timedFile struct {
+	mux.File
+	c *RecordCounter
+}
+
+func (f *timedFile) Write(p []byte) (n int, err error) {
+	f.c.writes.Add(1)
+	err = f.c.call(&f.c.writeTime, func() error {
+		n, err = f.File.Write(p)
+		return err
+	})
+	f.c.fileBytes.Add(uint64(n))
+	return n, err
+}
+
+func (f *timedFile) Sync() error {
+	f.c.syncs.Add(1)
+	return f.c.call(&f.c.syncTime, f.File.Sync)
+}

@@ -1,0 +1,191 @@
+// Package site runs many cameras from one file: the stages of package pipeline, connected by rings only, under one supervisor.
+package site
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Config is a site file. The tags are the one home of its schema: yaml names a field, doc explains it, enum and min bound it, secret marks what
+// must not stand in the file in clear. The decoder, the JSON Schema and the reference in docs/site.md come from here.
+type Config struct {
+	RuntimeDir string             `yaml:"runtime_dir" doc:"Folder of the control sockets; --runtime-dir wins. Read once, when the site starts."`
+	Group      string             `yaml:"group" doc:"Unix group that may open sockets and rings; none = the owner alone. --group wins. Read once."`
+	Stagger    Duration           `yaml:"stagger" doc:"Span over which the cameras' first connections are spread. Default: 50ms a camera, 10s at most."`
+	Defaults   Camera             `yaml:"defaults" doc:"What every camera takes over where it says nothing itself."`
+	Cameras    map[string]*Camera `yaml:"cameras" doc:"The cameras by key: the name their rings are published under."`
+	Relay      *Relay             `yaml:"relay" doc:"RTSP server for the keys of this host."`
+	HTTP       *HTTP              `yaml:"http" doc:"Health, metrics, snapshots. Without it no port is opened."`
+	Retention  *Retention         `yaml:"retention" doc:"Bounds over the recordings of all cameras together; the oldest file of all goes first."`
+
+	name string // of the file
+}
+
+// Camera is a camera and what is done with it.
+type Camera struct {
+	Stream `yaml:",inline"`
+	Sub    *Stream `yaml:"sub" doc:"The camera's second resolution, published as KEY-sub. It takes user name and password from the camera where it names none. In defaults it is what every sub takes over; a camera without sub has none."`
+}
+
+// Stream is one stream of a camera.
+type Stream struct {
+	Enabled      bool     `yaml:"enabled" doc:"false leaves it out." default:"true"`
+	Source       string   `yaml:"source" doc:"rtsp:// or rtsps:// URL, a file, or anything else that FFmpeg opens. A password in it must come from ${VARIABLE}."`
+	Username     string   `yaml:"username" doc:"RTSP: user name."`
+	Password     string   `yaml:"password" secret:"true" doc:"RTSP: password, as ${VARIABLE} only."`
+	PasswordFile string   `yaml:"password_file" doc:"RTSP: file that holds the password. Relative names are those beside the site file."`
+	Transport    string   `yaml:"transport" enum:"auto|tcp|udp|multicast" default:"auto" doc:"RTSP: how packets come."`
+	Timeout      Duration `yaml:"timeout" default:"10s" doc:"RTSP: for answers, and until silence ends a connection."`
+	CA           string   `yaml:"ca" doc:"rtsps: file of certificates to trust."`
+	Fingerprint  string   `yaml:"fingerprint" doc:"rtsps: SHA-256 of the camera's own certificate."`
+	Insecure     bool     `yaml:"insecure" doc:"rtsps: accept any certificate." default:"false"`
+	Loop         bool     `yaml:"loop" doc:"Files: begin again at the end." default:"false"`
+	Realtime     bool     `yaml:"realtime" doc:"Files: play at their own speed." default:"false"`
+	Audio        bool     `yaml:"audio" doc:"Publish the sound as KEY-audio. Default: true, of a sub false." default:"true"`
+	PacketSlots  int      `yaml:"packet_slots" min:"1" max:"1024" default:"1024" doc:"Access units that the packet ring holds."`
+	PacketBytes  Size     `yaml:"packet_bytes" min:"65536" max:"4294967296" default:"16MiB" doc:"Bytes that the packet ring holds: 16MiB are 33 s of 4 Mbit/s. record.pre reaches back that far."`
+	Protocol     int      `yaml:"protocol" enum:"4|2|1" default:"4" doc:"Dialect of the control socket."`
+	Decode       string   `yaml:"decode" enum:"off|auto|cuda|cpu" default:"off" doc:"Pictures under the same key: auto takes the GPU where it can, else the CPU."`
+	Device       int      `yaml:"device" min:"0" max:"255" default:"0" doc:"GPU to decode on."`
+	FrameSlots   int      `yaml:"frame_slots" min:"1" max:"16" default:"4" doc:"Pictures that the frame ring holds."`
+	Policy       string   `yaml:"policy" enum:"drop-oldest|strict-wait" default:"drop-oldest" doc:"Towards slow readers of frames."`
+	Isolation    string   `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives ingest (and decode) a process of its own."`
+	Record       *Record  `yaml:"record" doc:"Record it into files; off leaves out what defaults say."`
+}
+
+// Record is the recording of a stream.
+type Record struct {
+	Out       string     `yaml:"out" doc:"Name of the files: strftime conversions and %{key}. Relative names are those beside the site file."`
+	Format    string     `yaml:"format" enum:"fmp4|mkv|ts|mp4" default:"fmp4" doc:"Container."`
+	Segment   Duration   `yaml:"segment" default:"60s" doc:"Length of a file; 0s = one file."`
+	Pre       Duration   `yaml:"pre" default:"0s" doc:"Begin so far in the past, as far as the ring still holds it."`
+	Fsync     string     `yaml:"fsync" enum:"fragment|segment|never" default:"never" doc:"When data is forced to the disk."`
+	Audio     bool       `yaml:"audio" default:"true" doc:"Record KEY-audio along."`
+	Isolation string     `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives the recorder a process of its own."`
+	Retention *Retention `yaml:"retention" doc:"Bounds of this camera's recordings."`
+}
+
+// Retention bounds recordings; what is not set does not bound.
+type Retention struct {
+	Age  Duration `yaml:"age" doc:"Files older than this are removed, such as 30d."`
+	Size Size     `yaml:"size" doc:"All files together, such as 500GiB."`
+	Free Size     `yaml:"free" doc:"Space to keep free on the file system, such as 20GiB."`
+}
+
+// Relay is the RTSP server.
+type Relay struct {
+	Listen       string   `yaml:"listen" default:":8554" doc:"Address to serve RTSP on."`
+	Keys         []string `yaml:"keys" doc:"Keys to serve; none = every key of this host."`
+	RTPPort      int      `yaml:"rtp_port" min:"-1" max:"65534" default:"0" doc:"First of the two UDP ports for RTP and RTCP; 0 takes free ones, -1 refuses UDP."`
+	Multicast    string   `yaml:"multicast" doc:"Serve multicast from this range too, such as 239.255.42.0/24."`
+	Username     string   `yaml:"username" doc:"Ask readers for this user name."`
+	Password     string   `yaml:"password" secret:"true" doc:"Ask readers for this password, as ${VARIABLE} only."`
+	PasswordFile string   `yaml:"password_file" doc:"File that holds that password."`
+	Isolation    string   `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives the relay a process of its own."`
+}
+
+// HTTP is the API.
+type HTTP struct {
+	Listen    string `yaml:"listen" default:"127.0.0.1:9464" doc:"Address to serve on. Anything but loopback should stand behind TLS."`
+	Token     string `yaml:"token" secret:"true" doc:"Bearer token that every request must carry, as ${VARIABLE} only."`
+	TokenFile string `yaml:"token_file" doc:"File that holds the token."`
+}
+
+const (
+	staggerStep, staggerMost = 50 * time.Millisecond, 10 * time.Second
+	// maxCameras bounds what one process is asked to run.
+	maxCameras = 1000
+)
+
+func defaultStream() Stream {
+	return Stream{Enabled: true, Transport: "auto", Timeout: Duration(10 * time.Second), Audio: true, PacketSlots: 1024, PacketBytes: 16 << 20,
+		Protocol: 4, Decode: "off", FrameSlots: 4, Policy: "drop-oldest", Isolation: "none"}
+}
+
+func defaultSub() *Stream {
+	s := defaultStream()
+	s.Audio = false
+	return &s
+}
+
+func defaultRecord() *Record {
+	return &Record{Format: "fmp4", Segment: Duration(time.Minute), Fsync: "never", Audio: true, Isolation: "none"}
+}
+
+func defaultConfig() *Config {
+	return &Config{Defaults: Camera{Stream: defaultStream()}, Cameras: map[string]*Camera{}}
+}
+
+// fresh is what a block that appears in the file for the first time begins with, by type.
+func fresh(v any) any {
+	switch v.(type) {
+	case *Stream:
+		return defaultSub()
+	case *Record:
+		return defaultRecord()
+	case *Relay:
+		return &Relay{Listen: ":8554", Isolation: "none"}
+	case *HTTP:
+		return &HTTP{Listen: "127.0.0.1:9464"}
+	case *Retention:
+		return &Retention{}
+	}
+	return nil
+}
+
+// clone copies a stream so that nothing is shared.
+func (s Stream) clone() Stream {
+	if s.Record != nil {
+		r := *s.Record
+		if r.Retention != nil {
+			keep := *r.Retention
+			r.Retention = &keep
+		}
+		s.Record = &r
+	}
+	return s
+}
+
+func (c Camera) clone() *Camera {
+	c.Stream = c.Stream.clone()
+	if c.Sub != nil {
+		s := c.Sub.clone()
+		c.Sub = &s
+	}
+	return &c
+}
+
+// Keys returns the cameras' keys, sorted.
+func (c *Config) Keys() []string { return slices.Sorted(maps.Keys(c.Cameras)) }
+
+// namedStream is a stream with its key and where it stands in the file.
+type namedStream struct {
+	key, path string
+	*Stream
+}
+
+// streams returns all enabled streams in order of their keys.
+func (c *Config) streams() []namedStream {
+	var all []namedStream
+	for key, cam := range c.Cameras {
+		if !cam.Enabled {
+			continue
+		}
+		all = append(all, namedStream{key, "cameras." + key, &cam.Stream})
+		if cam.Sub != nil && cam.Sub.Enabled {
+			all = append(all, namedStream{key + "-sub", "cameras." + key + ".sub", cam.Sub})
+		}
+	}
+	slices.SortFunc(all, func(a, b namedStream) int { return cmp.Compare(a.key, b.key) })
+	return all
+}
+
+// staggerOver is the span over which n ingests are spread.
+func (c *Config) staggerOver(n int) time.Duration {
+	if c.Stagger > 0 {
+		return time.Duration(c.Stagger)
+	}
+	return min(time.Duration(n-1)*staggerStep, staggerMost)
+}

@@ -1,0 +1,493 @@
+package site
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
+)
+
+// Bounds of a site file. 1000 cameras with ten fields each are 30 000 tokens (they take a second); the parser's time grows with their square.
+const (
+	maxFile   = 1 << 20
+	maxTokens = 30_000
+	maxNodes  = 200_000 // visited, aliases counted each time: a file cannot multiply itself
+	maxDepth  = 32
+	maxErrors = 20
+)
+
+// FieldError is something wrong at a place in the file.
+type FieldError struct {
+	File         string
+	Line, Column int
+	Field        string // path such as cameras.door.record.segment; "" = the file as a whole
+	Err          error
+}
+
+func (e *FieldError) Error() string {
+	s := e.File
+	if e.Line > 0 {
+		s += fmt.Sprintf(":%d:%d", e.Line, e.Column)
+	}
+	if e.Field != "" {
+		s += ": " + e.Field
+	}
+	return s + ": " + e.Err.Error()
+}
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
+// decoder turns a syntax tree into a Config and remembers where each field stands.
+type decoder struct {
+	file    string
+	at      map[string]token.Position
+	anchors map[string]ast.Node
+	raw     map[string]string // text of string fields before variables are put in
+	nodes   int
+	errs    []error
+}
+
+// parse reads the text of a site file. The error joins *FieldErrors.
+func parse(file string, text []byte) (*Config, *decoder, error) {
+	d := &decoder{file: file, at: map[string]token.Position{}, anchors: map[string]ast.Node{}, raw: map[string]string{}}
+	fail := func(err error) (*Config, *decoder, error) { return nil, d, &FieldError{File: file, Err: err} }
+	if len(text) > maxFile {
+		return fail(fmt.Errorf("%d bytes: a site file has at most %d", len(text), maxFile))
+	}
+	if slices.Contains(text, 0) {
+		return fail(errors.New("it holds a NUL byte: this is no YAML"))
+	}
+	if n := len(lexer.Tokenize(string(text))); n > maxTokens {
+		return fail(fmt.Errorf("%d tokens: a site file has at most %d", n, maxTokens))
+	}
+	f, err := parseYAML(text)
+	if err != nil {
+		var ye yaml.Error
+		if errors.As(err, &ye) && ye.GetToken() != nil {
+			p := ye.GetToken().Position
+			return nil, d, &FieldError{File: file, Line: p.Line, Column: p.Column, Err: errors.New(ye.GetMessage())}
+		}
+		return fail(err)
+	}
+	c := defaultConfig()
+	c.name = file
+	var body ast.Node
+	for _, doc := range f.Docs {
+		if doc.Body == nil || doc.Body.Type() == ast.CommentType {
+			continue
+		}
+		if body != nil {
+			return fail(errors.New("more than one YAML document"))
+		}
+		body = doc.Body
+	}
+	if body == nil {
+		return fail(errors.New("the file is empty"))
+	}
+	d.config(body, c)
+	if len(d.errs) > 0 {
+		return nil, d, errors.Join(d.errs...)
+	}
+	return c, d, nil
+}
+
+// parseYAML is the parser, whose panics are errors.
+func parseYAML(text []byte) (f *ast.File, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("this is no YAML: %v", p)
+		}
+	}()
+	return parser.ParseBytes(text, 0)
+}
+
+// config decodes defaults first, wherever they stand: the cameras begin with them.
+func (d *decoder) config(n ast.Node, c *Config) {
+	entries := d.mapping(n, "", 0)
+	for i, e := range entries {
+		if strings.HasPrefix(e.name, "x-") { // a place for anchors, as in compose files
+			_ = d.resolve(e.value, e.name)
+			entries[i].name = ""
+		}
+	}
+	entries = slices.DeleteFunc(entries, func(e entry) bool { return e.name == "" })
+	v := reflect.ValueOf(c).Elem()
+	for _, defaults := range []bool{true, false} {
+		for _, e := range entries {
+			if (e.name == "defaults") != defaults {
+				continue
+			}
+			if e.name != "cameras" {
+				d.field(v, e, "", 0)
+				continue
+			}
+			d.at["cameras"] = e.at
+			cams := d.mapping(e.value, "cameras", 1)
+			if len(cams) > maxCameras {
+				d.fail(e.at, "cameras", fmt.Errorf("%d cameras: one site has at most %d", len(cams), maxCameras))
+				return
+			}
+			for _, e := range cams {
+				cam := c.Defaults.clone()
+				if cam.Sub == nil {
+					cam.Sub = defaultSub()
+				}
+				path := "cameras." + e.name
+				d.at[path] = e.at
+				d.value(reflect.ValueOf(cam).Elem(), e.value, path, 2)
+				if _, ok := d.at[path+".sub"]; !ok {
+					cam.Sub = nil
+				}
+				c.Cameras[e.name] = cam
+			}
+		}
+	}
+}
+
+// entry is a key of a mapping with its value.
+type entry struct {
+	name  string
+	at    token.Position
+	value ast.Node
+}
+
+func (d *decoder) fail(at token.Position, path string, err error) {
+	if len(d.errs) < maxErrors {
+		d.errs = append(d.errs, &FieldError{File: d.file, Line: at.Line, Column: at.Column, Field: path, Err: err})
+	}
+}
+
+func position(n ast.Node) token.Position {
+	if t := n.GetToken(); t != nil && t.Position != nil {
+		return *t.Position
+	}
+	return token.Position{}
+}
+
+// resolve follows anchors, aliases and tags to the node that has the value; nil after an error.
+func (d *decoder) resolve(n ast.Node, path string) ast.Node {
+	for range maxDepth {
+		if d.nodes++; d.nodes > maxNodes {
+			if d.nodes == maxNodes+1 {
+				d.fail(position(n), path, errors.New("aliases make the file too large"))
+			}
+			return nil
+		}
+		switch t := n.(type) {
+		case *ast.AnchorNode:
+			d.anchors[t.Name.GetToken().Value] = t.Value
+			n = t.Value
+		case *ast.AliasNode:
+			name := t.Value.GetToken().Value
+			target, ok := d.anchors[name]
+			if !ok {
+				d.fail(position(n), path, fmt.Errorf("*%s: no &%s stands in front of it", name, name))
+				return nil
+			}
+			n = target
+		case *ast.TagNode:
+			d.fail(position(n), path, errors.New("tags are not used here"))
+			return nil
+		case nil:
+			return nil
+		default:
+			return n
+		}
+	}
+	d.fail(position(n), path, errors.New("nested too deeply"))
+	return nil
+}
+
+// mapping returns the entries of a mapping; a later key wins over one that was merged in.
+func (d *decoder) mapping(n ast.Node, path string, depth int) []entry {
+	if n = d.resolve(n, path); n == nil {
+		return nil
+	}
+	if depth > maxDepth {
+		d.fail(position(n), path, errors.New("nested too deeply"))
+		return nil
+	}
+	var values []*ast.MappingValueNode
+	switch t := n.(type) {
+	case *ast.MappingNode:
+		values = t.Values
+	case *ast.MappingValueNode:
+		values = []*ast.MappingValueNode{t}
+	case *ast.NullNode:
+		return nil
+	default:
+		d.fail(position(n), path, errors.New("want a mapping (name: value)"))
+		return nil
+	}
+	var own, merged []entry
+	for _, v := range values {
+		if v.Key.IsMergeKey() {
+			merged = append(merged, d.mapping(v.Value, path, depth+1)...)
+			continue
+		}
+		key := d.resolve(v.Key, path)
+		if key == nil {
+			continue
+		}
+		name := key.GetToken().Value
+		if !slices.ContainsFunc(own, func(e entry) bool { return e.name == name }) {
+			own = append(own, entry{name, position(v.Key), v.Value})
+		} else {
+			d.fail(position(v.Key), join(path, name), errors.New("it stands here twice"))
+		}
+	}
+	for _, m := range merged {
+		if !slices.ContainsFunc(own, func(e entry) bool { return e.name == m.name }) {
+			own = append(own, m)
+		}
+	}
+	return own
+}
+
+func join(path, name string) string {
+	if len(name) > 100 {
+		name = name[:100] + "…"
+	}
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// fieldOf finds the field that yaml calls name, inlined structs included.
+func fieldOf(v reflect.Value, name string) (reflect.Value, reflect.StructField, bool) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		tag := f.Tag.Get("yaml")
+		if tag == ",inline" {
+			if v, sf, ok := fieldOf(v.Field(i), name); ok {
+				return v, sf, ok
+			}
+		} else if tag == name && tag != "" {
+			return v.Field(i), f, true
+		}
+	}
+	return reflect.Value{}, reflect.StructField{}, false
+}
+
+func fieldNames(t reflect.Type) (names []string) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		switch tag := f.Tag.Get("yaml"); tag {
+		case "":
+		case ",inline":
+			names = append(names, fieldNames(f.Type)...)
+		default:
+			names = append(names, tag)
+		}
+	}
+	return names
+}
+
+// field decodes one entry into the struct v.
+func (d *decoder) field(v reflect.Value, e entry, path string, depth int) {
+	f, sf, ok := fieldOf(v, e.name)
+	path = join(path, e.name)
+	if !ok {
+		d.fail(e.at, path, fmt.Errorf("unknown field; allowed here: %s", strings.Join(fieldNames(v.Type()), ", ")))
+		return
+	}
+	d.at[path] = e.at
+	n := d.resolve(e.value, path)
+	if n == nil {
+		return
+	}
+	if f.Kind() == reflect.Pointer {
+		if off(n) {
+			f.SetZero()
+			return
+		}
+		if f.IsNil() {
+			f.Set(reflect.ValueOf(fresh(f.Interface())))
+		}
+		f = f.Elem()
+	}
+	if f.Kind() == reflect.Struct {
+		d.value(f, n, path, depth+1)
+		return
+	}
+	if err := d.scalar(f, sf, n, path); err != nil {
+		d.fail(position(n), path, err)
+	}
+}
+
+// off says whether a block is switched off: off, false, or nothing at all.
+func off(n ast.Node) bool {
+	switch t := n.(type) {
+	case *ast.NullNode:
+		return true
+	case *ast.BoolNode:
+		return !t.Value
+	case *ast.StringNode:
+		return t.Value == "off"
+	}
+	return false
+}
+
+// value decodes a mapping into the struct v.
+func (d *decoder) value(v reflect.Value, n ast.Node, path string, depth int) {
+	for _, e := range d.mapping(n, path, depth) {
+		d.field(v, e, path, depth)
+	}
+}
+
+func (d *decoder) scalar(f reflect.Value, sf reflect.StructField, n ast.Node, path string) error {
+	if f.Kind() == reflect.Slice {
+		return d.list(f, sf, n, path)
+	}
+	var text string
+	switch t := n.(type) {
+	case *ast.StringNode:
+		text = t.Value
+	case *ast.LiteralNode:
+		text = t.Value.Value
+	case *ast.BoolNode, *ast.IntegerNode, *ast.FloatNode:
+		text = n.GetToken().Value
+	case *ast.NullNode:
+		text = ""
+	default:
+		return errors.New("want one value, not a list or a mapping")
+	}
+	raw := text
+	text, secret, err := expand(raw)
+	if err != nil {
+		return err
+	}
+	if sf.Tag.Get("secret") != "" && text != "" && !secret {
+		return fmt.Errorf("a secret must not stand in this file: write %s: ${VARIABLE}, or %s_file with the name of a file", sf.Tag.Get("yaml"), sf.Tag.Get("yaml"))
+	}
+	enum := sf.Tag.Get("enum")
+	if text == "false" && strings.HasPrefix(enum, "off|") { // off is a boolean in YAML 1.1
+		text = "off"
+	}
+	if enum != "" && !slices.Contains(strings.Split(enum, "|"), text) {
+		return fmt.Errorf("%.60q: want %s", text, oneOf(enum))
+	}
+	switch p := f.Addr().Interface().(type) {
+	case *string:
+		*p = text
+		d.raw[path] = raw
+	case *bool:
+		switch text {
+		case "true", "yes", "on":
+			*p = true
+		case "false", "no", "off":
+			*p = false
+		default:
+			return fmt.Errorf("%.60q: want true or false", text)
+		}
+	case *int:
+		v, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%.60q: want a whole number%s", text, bounds(sf))
+		}
+		*p = v
+		return inBounds(int64(v), text, sf)
+	case *Size:
+		v, err := ParseSize(text)
+		if err != nil {
+			return fmt.Errorf("%.60q: %w", text, err)
+		}
+		*p = Size(v)
+		return inBounds(v, text, sf)
+	case *Duration:
+		v, err := ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("%.60q: %w", text, err)
+		}
+		*p = Duration(v)
+	default:
+		return fmt.Errorf("a %T cannot be read", p)
+	}
+	return nil
+}
+
+func (d *decoder) list(f reflect.Value, sf reflect.StructField, n ast.Node, path string) error {
+	seq, ok := n.(*ast.SequenceNode)
+	if !ok {
+		return errors.New("want a list")
+	}
+	list := reflect.MakeSlice(f.Type(), len(seq.Values), len(seq.Values))
+	for i, v := range seq.Values {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		v = d.resolve(v, at)
+		if v == nil {
+			return nil
+		}
+		d.at[at] = position(v)
+		if list.Index(i).Kind() == reflect.Slice {
+			return errors.New("want a list of values")
+		}
+		if err := d.scalar(list.Index(i), sf, v, at); err != nil {
+			d.fail(position(v), at, err)
+		}
+	}
+	f.Set(list)
+	return nil
+}
+
+func oneOf(enum string) string {
+	list := strings.Split(enum, "|")
+	if len(list) == 1 {
+		return list[0]
+	}
+	return strings.Join(list[:len(list)-1], ", ") + " or " + list[len(list)-1]
+}
+
+func bounds(sf reflect.StructField) string {
+	lo, hi := sf.Tag.Get("min"), sf.Tag.Get("max")
+	if lo == "" || hi == "" {
+		return ""
+	}
+	return " from " + lo + " to " + hi
+}
+
+func inBounds(v int64, text string, sf reflect.StructField) error {
+	lo, lerr := strconv.ParseInt(sf.Tag.Get("min"), 10, 64)
+	hi, herr := strconv.ParseInt(sf.Tag.Get("max"), 10, 64)
+	if lerr == nil && v < lo || herr == nil && v > hi {
+		return fmt.Errorf("%.60q: want a value%s", text, bounds(sf))
+	}
+	return nil
+}
+
+// Load reads and checks a site file. The error joins *FieldErrors; it Is os.ErrNotExist when there is no such file.
+func Load(file string) (*Config, error) {
+	text, err := readBounded(file, maxFile+1)
+	if err != nil {
+		return nil, err
+	}
+	c, d, err := parse(file, text)
+	if err != nil {
+		return nil, err
+	}
+	d.check(c)
+	if len(d.errs) > 0 {
+		return nil, errors.Join(d.errs...)
+	}
+	return c, nil
+}
+
+func readBounded(file string, limit int64) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}

@@ -1,0 +1,153 @@
+package site
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+const referenceBegin, referenceEnd = "<!-- reference: begin -->\n", "<!-- reference: end -->"
+
+// reference is the table of all fields, made from the tags.
+func reference() string {
+	var b strings.Builder
+	done := map[reflect.Type]bool{}
+	var table func(title string, t reflect.Type)
+	table = func(title string, t reflect.Type) {
+		if done[t] {
+			return
+		}
+		done[t] = true
+		fmt.Fprintf(&b, "\n### %s\n\n| field | default | meaning |\n|---|---|---|\n", title)
+		type block struct {
+			title string
+			t     reflect.Type
+		}
+		var blocks []block
+		var rows func(t reflect.Type)
+		rows = func(t reflect.Type) {
+			for i := range t.NumField() {
+				f := t.Field(i)
+				name := f.Tag.Get("yaml")
+				if name == "" {
+					continue
+				}
+				if name == ",inline" {
+					rows(f.Type)
+					continue
+				}
+				doc := f.Tag.Get("doc")
+				if enum := f.Tag.Get("enum"); enum != "" {
+					doc += " One of: " + strings.ReplaceAll(enum, "|", ", ") + "."
+				}
+				if lo, hi := f.Tag.Get("min"), f.Tag.Get("max"); lo != "" {
+					doc += fmt.Sprintf(" %s to %s.", lo, hi)
+				}
+				def := f.Tag.Get("default")
+				if def != "" {
+					def = "`" + def + "`"
+				}
+				fmt.Fprintf(&b, "| `%s` | %s | %s |\n", name, def, doc)
+				switch e := f.Type; {
+				case e.Kind() == reflect.Map:
+					blocks = append(blocks, block{"cameras.KEY, defaults", e.Elem().Elem()})
+				case e.Kind() == reflect.Pointer && e.Elem() != reflect.TypeFor[Stream]():
+					blocks = append(blocks, block{name, e.Elem()})
+				}
+			}
+		}
+		rows(t)
+		for _, x := range blocks {
+			table(x.title, x.t)
+		}
+	}
+	table("The file", reflect.TypeFor[Config]())
+	return b.String() + "\n"
+}
+
+// The reference in docs/site.md is what the program takes. CFPIPE_UPDATE_DOCS=1 writes it.
+func TestDocs(t *testing.T) {
+	name := filepath.Join(testenv.Root(t), "docs", "site.md")
+	b, err := os.ReadFile(name)
+	require.NoError(t, err)
+	before, rest, ok := strings.Cut(string(b), referenceBegin)
+	require.True(t, ok)
+	got, after, ok := strings.Cut(rest, referenceEnd)
+	require.True(t, ok)
+	if os.Getenv("CFPIPE_UPDATE_DOCS") != "" {
+		require.NoError(t, os.WriteFile(name, []byte(before+referenceBegin+reference()+referenceEnd+after), 0o644))
+		return
+	}
+	require.Equal(t, reference(), got, "CFPIPE_UPDATE_DOCS=1 go test ./pipeline/site -run TestDocs writes it")
+	// The examples work.
+	examples := 0
+	for part := range strings.SplitSeq(string(b), "```yaml\n") {
+		text, _, ok := strings.Cut(part, "```")
+		if !ok || !strings.Contains(text, "cameras:") || !strings.Contains(text, "# site.yaml") {
+			continue
+		}
+		dir := t.TempDir()
+		for _, f := range []string{"password", "token"} {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, f), []byte("0123456789abcdef\n"), 0o600))
+		}
+		text = strings.ReplaceAll(text, "/etc/cfpipe/", dir+"/")
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "site.yaml"), []byte(text), 0o600))
+		_, err := Load(filepath.Join(dir, "site.yaml"))
+		require.NoError(t, err, text)
+		examples++
+	}
+	require.NotZero(t, examples)
+}
+
+// The defaults that the tags tell are those that a file without the field has.
+func TestDefaults(t *testing.T) {
+	values := map[reflect.Type]any{
+		reflect.TypeFor[Stream](): defaultStream(), reflect.TypeFor[Record](): *defaultRecord(),
+		reflect.TypeFor[Relay](): *fresh(&Relay{}).(*Relay), reflect.TypeFor[HTTP](): *fresh(&HTTP{}).(*HTTP),
+	}
+	for typ, value := range values {
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			want := f.Tag.Get("default")
+			if want == "" {
+				continue
+			}
+			got := fmt.Sprint(reflect.ValueOf(value).Field(i).Interface())
+			switch v := reflect.ValueOf(value).Field(i).Interface().(type) {
+			case Duration:
+				d, err := ParseDuration(want)
+				require.NoError(t, err)
+				require.EqualValues(t, d, v, f.Name)
+				continue
+			case Size:
+				got = FormatSize(int64(v))
+			}
+			require.Equal(t, want, got, "%s.%s", typ.Name(), f.Name)
+		}
+	}
+}
+
+func TestSchema(t *testing.T) {
+	var s map[string]any
+	require.NoError(t, json.Unmarshal(Schema(), &s))
+	at := func(path ...string) any {
+		var v any = s
+		for _, p := range path {
+			m, ok := v.(map[string]any)
+			require.True(t, ok, "%v", path)
+			v = m[p]
+		}
+		return v
+	}
+	require.Equal(t, false, at("additionalProperties"))
+	require.NotNil(t, at("properties", "cameras", "additionalProperties", "properties", "source", "description"))
+	require.NotNil(t, at("properties", "defaults", "properties", "record", "anyOf"))
+}

@@ -1,0 +1,252 @@
+package site
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cfpipe/cfpipe/framering"
+)
+
+// Options say which site is run and how. File must be set.
+type Options struct {
+	File       string
+	RuntimeDir string          // "" = what the file says, else the default
+	Group      string          // "" = what the file says
+	Reload     <-chan struct{} // asks for a reload; nil = only a change of the file does
+	Command    []string        // command line of a stage in a process of its own, see RunStage
+	Logger     *slog.Logger    // nil = silent
+
+	Ready   func(c *Config) // the stages of the first configuration are started; may be nil
+	Alive   func()          // called about once a second while all is well; may be nil
+	Backoff time.Duration   // shortest pause before a failed stage is started again; 0 = 1 s
+}
+
+const (
+	// watchPace is how often the file is looked at. A change counts when it has stood for one look.
+	watchPace = time.Second
+)
+
+// Site runs the stages of a site file.
+type Site struct {
+	o          Options
+	log        *slog.Logger
+	runtimeDir string
+	group      string
+	started    time.Time
+	watchers   []func(segment) // told of each finished file; set before Run
+
+	mu        sync.Mutex
+	config    *Config
+	stages    []*stage // ingests first
+	loaded    time.Time
+	reloads   int
+	reloadErr string
+}
+
+// New loads the file. The error is that of Load.
+func New(o Options) (*Site, error) {
+	c, err := Load(o.File)
+	if err != nil {
+		return nil, err
+	}
+	s := &Site{o: o, log: o.Logger, config: c, started: time.Now(), loaded: time.Now()}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.o.Backoff <= 0 {
+		s.o.Backoff = minBackoff
+	}
+	s.runtimeDir, s.group = o.RuntimeDir, o.Group
+	if s.runtimeDir == "" {
+		s.runtimeDir = c.RuntimeDir
+	}
+	s.runtimeDir = framering.RuntimeDir(s.runtimeDir)
+	if s.group == "" {
+		s.group = c.Group
+	}
+	return s, nil
+}
+
+// Run runs the site until ctx ends: then the ingests stop first, the readers take what the rings still hold, finish their files and
+// stop. It returns an error when a stage did not stop in time, else nil.
+func (s *Site) Run(ctx context.Context) error {
+	s.apply(s.config)
+	if s.o.Ready != nil {
+		s.o.Ready(s.config)
+	}
+	ticker := time.NewTicker(watchPace)
+	defer ticker.Stop()
+	w := newFileWatch(s.o.File)
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-s.o.Reload:
+			w.accept()
+			s.reload("asked to")
+		case <-ticker.C:
+			if w.changed() {
+				s.reload("the file has changed")
+			}
+			if s.o.Alive != nil {
+				s.o.Alive()
+			}
+		}
+	}
+	s.log.Info("stopping", "stages", len(s.stages))
+	var err error
+	for _, st := range s.stopAll(s.stages) {
+		err = errors.Join(err, fmt.Errorf("%s does not stop", st.id()))
+	}
+	return err
+}
+
+// reload loads the file again. One with an error changes nothing.
+func (s *Site) reload(why string) {
+	c, err := Load(s.o.File)
+	if err != nil {
+		s.log.Error("the site file is not taken over; everything runs on as it was", "error", err)
+		s.mu.Lock()
+		s.reloadErr = err.Error()
+		s.mu.Unlock()
+		return
+	}
+	started, stopped, kept := s.apply(c)
+	s.mu.Lock()
+	s.loaded, s.reloadErr = time.Now(), ""
+	s.reloads++
+	s.mu.Unlock()
+	s.log.Info("site file loaded", "because", why, "started", started, "stopped", stopped, "untouched", kept)
+}
+
+// apply makes the stages those of c. Stages whose specification is the same are not touched.
+func (s *Site) apply(c *Config) (started, stopped, kept int) {
+	want := c.specs(s.runtimeDir, s.group)
+	var stop, stages []*stage
+	resume := map[string]time.Time{}
+	for _, st := range s.stages {
+		i := slices.IndexFunc(want, func(w spec) bool { return w.id() == st.id() })
+		if i < 0 || want[i].fingerprint() != st.print {
+			stop = append(stop, st)
+		}
+	}
+	s.stopAll(stop)
+	for _, st := range stop {
+		resume[st.id()] = st.begin()
+	}
+	var ingests int
+	for _, w := range want {
+		if i := slices.IndexFunc(s.stages, func(st *stage) bool { return st.id() == w.id() }); i >= 0 && !slices.Contains(stop, s.stages[i]) {
+			stages = append(stages, s.stages[i])
+			kept++
+			continue
+		}
+		st := &stage{spec: w, print: w.fingerprint(), log: s.log, backoff: s.o.Backoff, exe: s.o.Command, resume: resume[w.id()], done: s.finished}
+		stages = append(stages, st)
+		started++
+		if w.Kind == kindIngest {
+			ingests++
+		}
+	}
+	over, n := c.staggerOver(ingests), 0
+	s.mu.Lock()
+	s.config, s.stages = c, stages
+	s.mu.Unlock()
+	for _, st := range stages {
+		if st.ended != nil {
+			continue
+		}
+		if st.Kind == kindIngest {
+			if ingests > 1 {
+				st.delay = over * time.Duration(n) / time.Duration(ingests-1)
+			}
+			n++
+		}
+		st.start()
+	}
+	return started, len(stop), kept
+}
+
+// stopAll stops stages: the ingests, then their readers, and returns those that did not stop.
+func (s *Site) stopAll(stages []*stage) (left []*stage) {
+	for _, ingest := range []bool{true, false} {
+		var group []*stage
+		for _, st := range stages {
+			if (st.Kind == kindIngest) == ingest {
+				group = append(group, st)
+			}
+		}
+		ok := make([]bool, len(group))
+		var wg sync.WaitGroup
+		for i, st := range group {
+			wg.Go(func() { ok[i] = st.stop() })
+		}
+		wg.Wait()
+		for i, st := range group {
+			if !ok[i] {
+				left = append(left, st)
+			}
+		}
+	}
+	return left
+}
+
+// finished is told of each finished file.
+func (s *Site) finished(seg segment) {
+	s.log.Debug("file finished", "key", seg.Key, "path", seg.Path, "packets", seg.Packets, "lost", seg.Lost)
+	for _, f := range s.watchers {
+		f(seg)
+	}
+}
+
+// fileWatch notices that a file was written or replaced.
+type fileWatch struct {
+	path       string
+	seen, last fileMark
+}
+
+type fileMark struct {
+	modified time.Time
+	size     int64
+	info     os.FileInfo
+}
+
+func (m fileMark) equal(o fileMark) bool {
+	return m.modified.Equal(o.modified) && m.size == o.size && (m.info == nil) == (o.info == nil) && (m.info == nil || os.SameFile(m.info, o.info))
+}
+
+func markOf(path string) fileMark {
+	i, err := os.Stat(path)
+	if err != nil {
+		return fileMark{}
+	}
+	return fileMark{i.ModTime(), i.Size(), i}
+}
+
+func newFileWatch(path string) *fileWatch {
+	m := markOf(path)
+	return &fileWatch{path: path, seen: m, last: m}
+}
+
+// accept takes the file as it is now as seen.
+func (w *fileWatch) accept() {
+	w.last = markOf(w.path)
+	w.seen = w.last
+}
+
+// changed says once that the file is another one and has stood still since the call before. A file that is away is waited for.
+func (w *fileWatch) changed() bool {
+	m := markOf(w.path)
+	still := m.equal(w.last)
+	w.last = m
+	if m.info == nil || !still || m.equal(w.seen) {
+		return false
+	}
+	w.seen = m
+	return true
+}

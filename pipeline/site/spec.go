@@ -1,0 +1,123 @@
+package site
+
+import (
+	"encoding/json"
+	"log/slog"
+	"time"
+
+	"github.com/cfpipe/cfpipe/decode"
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+// The kinds of stages.
+const (
+	kindIngest = "ingest"
+	kindRecord = "record"
+	kindRelay  = "relay"
+)
+
+// spec is all that a stage needs to run, in this process or in one of its own. It holds passwords: it is never logged, and goes to a
+// process through a pipe.
+type spec struct {
+	Kind       string
+	Key        string
+	RuntimeDir string
+	Group      string
+	Isolated   bool
+	Stream     *Stream `json:",omitempty"`
+	Record     *Record `json:",omitempty"`
+	Relay      *Relay  `json:",omitempty"`
+}
+
+// id names the stage within a site.
+func (s spec) id() string {
+	if s.Key == "" {
+		return s.Kind
+	}
+	return s.Kind + " " + s.Key
+}
+
+// fingerprint tells whether two specs ask for the same.
+func (s spec) fingerprint() string {
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // plain fields
+	}
+	return string(b)
+}
+
+// specs are the stages that a configuration asks for: ingests first.
+func (c *Config) specs(runtimeDir, group string) []spec {
+	var ingests, readers []spec
+	for _, s := range c.streams() {
+		base := spec{Key: s.key, RuntimeDir: runtimeDir, Group: group}
+		in := base
+		stream := *s.Stream
+		stream.Record = nil
+		in.Kind, in.Stream, in.Isolated = kindIngest, &stream, s.Isolation == "process"
+		ingests = append(ingests, in)
+		if s.Record != nil {
+			r := base
+			record := *s.Record
+			record.Retention = nil // another stage's
+			r.Kind, r.Record, r.Isolated = kindRecord, &record, record.Isolation == "process"
+			readers = append(readers, r)
+		}
+	}
+	if c.Relay != nil {
+		readers = append(readers, spec{Kind: kindRelay, RuntimeDir: runtimeDir, Group: group, Relay: c.Relay, Isolated: c.Relay.Isolation == "process"})
+	}
+	return append(ingests, readers...)
+}
+
+func sourceOptions(s Stream, log *slog.Logger) pipeline.SourceOptions {
+	return pipeline.SourceOptions{
+		URL: s.Source, Username: s.Username, Password: s.Password, NoAudio: !s.Audio, Transport: s.Transport, Timeout: time.Duration(s.Timeout),
+		CAFile: s.CA, Fingerprint: s.Fingerprint, Insecure: s.Insecure, Loop: s.Loop, Realtime: s.Realtime, Logger: log,
+	}
+}
+
+// ingestOptions are those of a stream. The source is not connected yet.
+func (s spec) ingestOptions(log *slog.Logger) (pipeline.IngestOptions, error) {
+	o := pipeline.IngestOptions{
+		RuntimeDir: s.RuntimeDir, Key: s.Key, Group: s.Group, Protocol: uint32(s.Stream.Protocol), NoAudio: !s.Stream.Audio,
+		PacketSlots: s.Stream.PacketSlots, PacketBytes: int(s.Stream.PacketBytes), Logger: log,
+	}
+	if s.Stream.Decode != "off" {
+		mode, err := decode.ParseMode(s.Stream.Decode)
+		if err != nil {
+			return o, err
+		}
+		o.Decode = &pipeline.DecodeOptions{Mode: mode, Device: s.Stream.Device, Slots: s.Stream.FrameSlots}
+		if s.Stream.Policy == "strict-wait" {
+			o.Decode.Policy = framering.StrictWait
+			o.Decode.AckTimeout = framering.DefaultAckTimeout
+		}
+		o.Decoded = &pipeline.DecodeCounter{}
+	}
+	so := sourceOptions(*s.Stream, log)
+	so.MaxUnit = o.MaxUnit()
+	opened, err := pipeline.OpenSource(so)
+	if err != nil {
+		return o, err
+	}
+	o.Source, o.Name, o.Live = opened.Source, opened.Name, opened.Live
+	return o, nil
+}
+
+func (s spec) recordOptions(log *slog.Logger) pipeline.RecordOptions {
+	r := s.Record
+	return pipeline.RecordOptions{
+		RuntimeDir: s.RuntimeDir, Key: s.Key, Out: r.Out, Format: mux.Format(r.Format), Segment: time.Duration(r.Segment), Pre: time.Duration(r.Pre),
+		Fsync: mux.Fsync(r.Fsync), NoAudio: !r.Audio, WaitForKey: -1, Logger: log,
+	}
+}
+
+func (s spec) relayOptions(log *slog.Logger) pipeline.RelayOptions {
+	r := s.Relay
+	return pipeline.RelayOptions{
+		RuntimeDir: s.RuntimeDir, Keys: r.Keys, Listen: r.Listen, RTPPort: r.RTPPort, Multicast: r.Multicast, Username: r.Username, Password: r.Password, Logger: log,
+	}
+}

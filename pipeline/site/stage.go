@@ -1,0 +1,282 @@
+package site
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+// State is what a stage does now.
+type State string
+
+// The states.
+const (
+	StateWaiting State = "waiting" // for its turn to start
+	StateRunning State = "running"
+	StateBackoff State = "backoff" // it has failed and is started again after a pause
+	StateEnded   State = "ended"   // its source is over
+	StateStopped State = "stopped"
+)
+
+const (
+	// A stage that fails is started again after minBackoff, then twice that and so on; one that has run for steadyFor begins
+	// with the short pause again.
+	minBackoff, maxBackoff = time.Second, time.Minute
+	steadyFor              = time.Minute
+	// stopTimeout is how long a stage may take to stop before it is left behind: a disk that hangs must not hold up the others.
+	stopTimeout = 20 * time.Second
+	// resumeMost is how far back a recorder that is started again looks for what its predecessor did not write, and inFlight
+	// what a predecessor that was killed may have lost of what it had counted.
+	resumeMost, inFlight = 5 * time.Minute, 10 * time.Second
+)
+
+// report is what a stage says while it runs; in another process it is a line of JSON.
+type report struct {
+	Ingest  *pipeline.IngestStats `json:",omitempty"`
+	Decode  *pipeline.DecodeStats `json:",omitempty"`
+	Record  *pipeline.RecordStats `json:",omitempty"`
+	Segment *segment              `json:",omitempty"`
+	Error   string                `json:",omitempty"` // why it has ended
+	Ended   bool                  `json:",omitempty"` // without an error
+}
+
+// segment is a finished file.
+type segment struct {
+	Key, Path  string
+	Start, End time.Time
+	Bytes      int64
+	Packets    int
+	Lost       uint64
+	Gap        bool // in front of it
+}
+
+func newSegment(key string, s mux.Segment) *segment {
+	return &segment{Key: key, Path: s.Path, Start: s.Start, End: s.End, Bytes: s.Bytes, Packets: s.Packets, Lost: s.Lost, Gap: s.Discontinuous}
+}
+
+// stage is one stage under supervision: a loop that runs it again whenever it fails. Each has a loop of its own, so one that fails
+// often holds up no other.
+type stage struct {
+	spec
+	print   string
+	log     *slog.Logger
+	delay   time.Duration
+	backoff time.Duration
+	exe     []string // command line of a stage in a process of its own
+	done    func(segment)
+
+	cancel context.CancelFunc
+	ended  chan struct{}
+
+	mu       sync.Mutex
+	state    State
+	since    time.Time
+	restarts int
+	lastErr  string
+	pid      int
+	probe    func() report // of the running stage; nil = it does not run here
+	past     pipeline.RecordStats
+	last     report // newest report of a process
+	resume   time.Time
+}
+
+func (st *stage) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	st.cancel, st.ended = cancel, make(chan struct{})
+	st.set(StateWaiting, "")
+	go func() {
+		defer close(st.ended)
+		st.loop(ctx)
+	}()
+}
+
+// stop ends the stage. It returns false when the stage has not ended in time.
+func (st *stage) stop() bool {
+	st.cancel()
+	t := time.NewTimer(stopTimeout)
+	defer t.Stop()
+	select {
+	case <-st.ended:
+		return true
+	case <-t.C:
+		st.log.Error("the stage does not stop and is left behind", "stage", st.id())
+		return false
+	}
+}
+
+func (st *stage) set(s State, lastErr string) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.state != s {
+		st.state, st.since = s, time.Now()
+	}
+	if lastErr != "" {
+		st.lastErr = lastErr
+	}
+}
+
+func (st *stage) loop(ctx context.Context) {
+	defer st.set(StateStopped, "")
+	if sleep(ctx, st.delay) != nil {
+		return
+	}
+	for wait := st.backoff; ; wait = min(2*wait, maxBackoff) {
+		begun := time.Now()
+		st.set(StateRunning, "")
+		err := st.once(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			st.set(StateEnded, "")
+			st.log.Info("the stage has ended", "stage", st.id())
+			<-ctx.Done()
+			return
+		}
+		if time.Since(begun) >= steadyFor {
+			wait = st.backoff
+		}
+		pause := wait/2 + rand.N(wait)
+		st.mu.Lock()
+		st.restarts++
+		st.mu.Unlock()
+		st.set(StateBackoff, err.Error())
+		st.log.Error("the stage has failed and is started again", "stage", st.id(), "error", err, "in", pause.Round(time.Millisecond))
+		if sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+// once runs the stage until it ends.
+func (st *stage) once(ctx context.Context) error {
+	defer st.settle()
+	if st.Isolated {
+		return st.runProcess(ctx)
+	}
+	return runStage(ctx, st.spec, st.begin(), st.log, func(probe func() report) {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		st.probe = probe
+	}, func(s segment) { st.finished(s) })
+}
+
+// begin is where a recorder begins that takes over from another one; zero = where its options say.
+func (st *stage) begin() time.Time {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if time.Since(st.resume) > resumeMost {
+		return time.Time{}
+	}
+	return st.resume
+}
+
+// settle keeps what the run that has ended has counted.
+func (st *stage) settle() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	r := st.last
+	if st.probe != nil {
+		r = st.probe()
+	}
+	if r.Record != nil {
+		if !r.Record.Newest.IsZero() {
+			st.resume = r.Record.Newest
+			if st.Isolated && !r.Ended {
+				st.resume = st.resume.Add(-inFlight)
+			}
+		}
+		st.past = plus(st.past, *r.Record)
+	}
+	st.probe, st.last, st.pid = nil, report{}, 0
+}
+
+// plus adds the counts of a run to those of the runs before it.
+func plus(a, b pipeline.RecordStats) pipeline.RecordStats {
+	b.Files += a.Files
+	b.Packets += a.Packets
+	b.Bytes += a.Bytes
+	b.Lost += a.Lost
+	b.Failures += a.Failures
+	b.FileBytes += a.FileBytes
+	b.Writes += a.Writes
+	b.WriteTime += a.WriteTime
+	b.Syncs += a.Syncs
+	b.SyncTime += a.SyncTime
+	b.Slowest = max(a.Slowest, b.Slowest)
+	if b.Newest.IsZero() {
+		b.Newest = a.Newest
+	}
+	return b
+}
+
+func (st *stage) finished(s segment) {
+	if st.done != nil {
+		st.done(s)
+	}
+}
+
+// runStage runs a stage in this process. probe is called once with what tells its counts; done with each finished file.
+func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, probe func(func() report), done func(segment)) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.Error("panic in a stage", "stage", s.id(), "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	switch s.Kind {
+	case kindIngest:
+		o, err := s.ingestOptions(log)
+		if err != nil {
+			return err
+		}
+		in, err := pipeline.NewIngest(o)
+		if err != nil {
+			return err
+		}
+		probe(func() report {
+			st := in.Stats()
+			r := report{Ingest: &st}
+			if o.Decoded != nil {
+				d := o.Decoded.Stats()
+				r.Decode = &d
+			}
+			return r
+		})
+		return in.Run(ctx)
+	case kindRecord:
+		o := s.recordOptions(log)
+		o.Counter = &pipeline.RecordCounter{}
+		if !from.IsZero() {
+			o.Pre = max(time.Since(from), time.Nanosecond)
+		}
+		o.Done = func(seg mux.Segment) { done(*newSegment(s.Key, seg)) }
+		probe(func() report {
+			st := o.Counter.Stats()
+			return report{Record: &st}
+		})
+		return pipeline.Record(ctx, o)
+	case kindRelay:
+		probe(func() report { return report{} })
+		return pipeline.Relay(ctx, s.relayOptions(log))
+	}
+	return fmt.Errorf("stage of kind %.40q", s.Kind)
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,93 @@
+package site
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+// Status is where a site stands.
+type Status struct {
+	Started     time.Time     `json:"started"`
+	Loaded      time.Time     `json:"loaded"` // the configuration that runs
+	Reloads     int           `json:"reloads"`
+	ReloadError string        `json:"reload_error,omitempty"` // of the newest attempt
+	Stages      []StageStatus `json:"stages"`
+}
+
+// StageStatus is where a stage stands.
+type StageStatus struct {
+	Kind      string                `json:"kind"`
+	Key       string                `json:"key,omitempty"`
+	State     State                 `json:"state"`
+	Since     time.Time             `json:"since"`
+	Restarts  int                   `json:"restarts"`
+	LastError string                `json:"last_error,omitempty"`
+	PID       int                   `json:"pid,omitempty"` // of a process of its own
+	Ingest    *pipeline.IngestStats `json:"ingest,omitempty"`
+	Decode    *pipeline.DecodeStats `json:"decode,omitempty"`
+	Record    *pipeline.RecordStats `json:"record,omitempty"`
+}
+
+// Status may be called at any time from any goroutine.
+func (s *Site) Status() Status {
+	s.mu.Lock()
+	st := Status{Started: s.started, Loaded: s.loaded, Reloads: s.reloads, ReloadError: s.reloadErr}
+	stages := s.stages
+	s.mu.Unlock()
+	for _, x := range stages {
+		st.Stages = append(st.Stages, x.status())
+	}
+	return st
+}
+
+func (st *stage) status() StageStatus {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	s := StageStatus{Kind: st.Kind, Key: st.Key, State: st.state, Since: st.since, Restarts: st.restarts, LastError: st.lastErr, PID: st.pid}
+	r := st.last
+	if st.probe != nil {
+		r = st.probe()
+	}
+	s.Ingest, s.Decode = r.Ingest, r.Decode
+	if st.Kind == kindRecord {
+		sum := st.past
+		if r.Record != nil {
+			sum = plus(st.past, *r.Record)
+		}
+		s.Record = &sum
+	}
+	return s
+}
+
+// Streams is how many streams are read from cameras.
+func (s *Site) Streams() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.config.streams())
+}
+
+// Summary says in a line what the file asks for.
+func (c *Config) Summary() string {
+	streams := c.streams()
+	var recordings int
+	var shm int64
+	for _, s := range streams {
+		if s.Record != nil {
+			recordings++
+		}
+		shm += int64(s.PacketBytes)
+		if s.Audio {
+			shm += 1 << 20
+		}
+	}
+	text := fmt.Sprintf("%s: ok: %d cameras, %d streams, %d recordings", c.name, len(c.Cameras), len(streams), recordings)
+	if c.Relay != nil {
+		text += ", relay on " + c.Relay.Listen
+	}
+	if c.HTTP != nil {
+		text += ", http on " + c.HTTP.Listen
+	}
+	return text + fmt.Sprintf("; packet rings of %d MiB in /dev/shm", shm>>20)
+}
