@@ -258,6 +258,43 @@ class ProcessTest(Case):
                     1 / 0
             self.assertEqual(s.stats.overruns, 3)
 
+    def test_no_torn_frame_is_accepted(self):
+        """A publisher that is much faster than this reader, and does not wait."""
+        self.place.ingest(self.clip(), "--loop", "--decode", "cpu", "--frame-slots", "2")
+        whole = torn = 0
+        with self.frames() as s:
+            until = time.monotonic() + 2
+            for frame in s:
+                y, uv = (p.tobytes() for p in frame.planes)
+                right = 16 <= y[0] < 66 and (y, uv) == support.expected_planes(y[0] - 16)
+                if frame.release():
+                    whole += 1
+                    self.assertTrue(right, frame)
+                else:
+                    torn += not right
+                if time.monotonic() > until:
+                    break
+            self.assertEqual(s.stats.read, whole + s.stats.overruns)
+        self.assertGreater(whole, 0)
+        self.assertGreater(torn, 0, "nothing was torn: the test shows nothing")
+
+    def test_forked_child_changes_nothing(self):
+        self.place.ingest(self.clip(), "--loop", "--realtime", "--decode", "cpu", "--policy", "strict-wait")
+        with self.frames(mode="all") as f, self.packets() as p:
+            held = f.next()
+            next(p)
+            pid = os.fork()
+            if pid == 0:
+                held.release()
+                f.close()
+                p.close()
+                os._exit(0)
+            self.assertEqual(os.waitpid(pid, 0)[1], 0)
+            self.assertTrue(held.release())
+            for _ in range(30):
+                self.assertEqual(next(f).lost, 0)
+                next(p)
+
     def test_progress_is_shown(self):
         self.place.ingest(self.clip(), "--loop", "--realtime", "--decode", "cpu")
         with self.frames(mode="all", name="detector") as s:

@@ -2,12 +2,14 @@
 
 import fcntl
 import os
+import random
 import secrets
 import struct
 import subprocess
 import sys
 import time
 import unittest
+import unittest.mock
 import zlib
 
 import support
@@ -193,6 +195,34 @@ class RingTest(unittest.TestCase):
         with self.assertRaisesRegex(cfpipe.MountError, "findmnt /dev/shm"):
             _shm.File("cuframes-nobody-has-this")
 
+    def test_noise(self):
+        """Anything may stand in header and slots: no exception but ours, no endless loop."""
+        noise = random.Random(7)
+        w = self.ring(slots=16, size=5000)
+        for n in range(40):
+            w.publish(b"x" * 300, n % 3 == 0)
+        whole = os.pread(w.fd, 0x1040 + 64 * 16, 0)
+        until, tries = time.monotonic() + 1, 0
+        while time.monotonic() < until:
+            tries += 1
+            for _ in range(noise.randrange(1, 4)):
+                at = noise.choice((0x20, 0x28, 0x30, 0x38, 0x14, 8, 12, 0x1040 + 8 * noise.randrange(8 * 16)))
+                w.put(at, "Q", noise.choice((0, 1, 40, 1 << 31, 1 << 32, 1 << 63, INVALID, INVALID - 1, noise.getrandbits(64), noise.getrandbits(12))))
+            try:
+                r = _packets._Ring(w.name)
+                try:
+                    r.seek(noise.choice(("live", "oldest", 20000)))
+                    for _ in range(3):
+                        p = r.next()
+                        if p:
+                            self.assertLessEqual(len(p.data), 5000)
+                finally:
+                    r.file.close()
+            except cfpipe.Error:
+                pass
+            os.pwrite(w.fd, whole, 0)
+        self.assertGreater(tries, 50)
+
     def torn(self, naive):
         w = self.ring(slots=32, size=1 << 16, lock=not naive)
         child = subprocess.Popen([sys.executable, __file__, w.name, "naive" if naive else "careful"], stdout=subprocess.PIPE)
@@ -251,6 +281,12 @@ class AtomicTest(unittest.TestCase):
             f.advance(0x38, by)
             total += by
             self.assertEqual(f.u64(0x38), total)
+
+    def test_kernel_barrier(self):
+        _shm.kernel_barrier()
+        with unittest.mock.patch.object(_shm, "_WEAK_ORDER", True), unittest.mock.patch.object(_shm, "kernel_barrier") as b:
+            _shm.load_barrier()
+            self.assertEqual(b.call_count, 1)
 
     def test_wait(self):
         w = RingFile()

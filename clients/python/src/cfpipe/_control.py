@@ -70,7 +70,7 @@ class Connection:
         self.key, self.path = key, socket_path(runtime_dir, key)
         self.ended = None  # EndedError or RefusedError, once the connection has ended
         self._fds, self._buffer, self._looked, self._ready = [], b"", 0.0, False
-        self._step = step or _STEP
+        self._step, self._pid = step or _STEP, os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._socket.settimeout(self._step)
@@ -263,7 +263,7 @@ class Connection:
         self._drop_fds()
         if self._socket.fileno() < 0:
             return
-        if self.ended is None and self._ready:
+        if self.ended is None and self._ready and self._pid == os.getpid():  # a forked child has copies of ours
             try:
                 self._send(_UNSUBSCRIBE)
             except OSError:

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 import threading
 import weakref
 
@@ -128,7 +129,9 @@ class Device:
         return "GPU-%s-%s-%s-%s-%s" % (h[:8], h[8:12], h[12:16], h[16:20], h[20:])
 
 
-def _unmap(device, address, size):
+def _unmap(device, address, size, pid):
+    if pid != os.getpid():  # a forked child has no driver
+        return
     try:
         with device:
             device.call("cuMemUnmap", address, size)
@@ -176,7 +179,7 @@ class DeviceMemory:
             raise
         self.device, self.pointer, self.size = device, at.value, size
         # Not at exit: kernels may still run, and the end of the process unmaps.
-        weakref.finalize(self, _unmap, device, self.pointer, size).atexit = False
+        weakref.finalize(self, _unmap, device, self.pointer, size, os.getpid()).atexit = False
 
     def lines(self, at, pitch, line, lines):
         b = ctypes.create_string_buffer(pitch * lines)

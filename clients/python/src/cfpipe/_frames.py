@@ -2,6 +2,7 @@
 
 import collections
 import errno
+import os
 import struct
 
 from . import _control, _memory, _shm
@@ -168,6 +169,7 @@ class _Ring:
         self.layout = _layout(c.meta)
         self.meta, self.bit, self.mode = c.meta, c.bit, mode
         self.leases = set()
+        self.pid = os.getpid()
         self.open, self.read, self.lost, self.skipped, self.overruns, self.progress, self.seen = True, 0, 0, 0, 0, 0, 0
         self.last = c.initial_seq
         try:
@@ -258,7 +260,7 @@ class _Ring:
             self.file.fetch_or(self.slot(seq) + _ACK, self.bit)
 
     def release(self, seq):
-        if seq not in self.leases:
+        if seq not in self.leases or self.pid != os.getpid():  # a forked child acknowledges nothing
             return False
         whole = self.whole(seq)
         self.leases.discard(seq)

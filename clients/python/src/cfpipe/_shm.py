@@ -22,6 +22,7 @@ DIR = "/dev/shm"
 PREFIX = "cuframes-"
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_WEAK_ORDER = platform.machine() != "x86_64"  # x86-64 keeps loads in order by itself
 _WAIT, _WAKE_OP, _PRIVATE = 0, 5, 128
 _OP_ADD, _OP_OR, _OP_SHIFT = 1, 2, 8
 
@@ -60,16 +61,17 @@ def _operation(op, bit):
 _scratch = ctypes.create_string_buffer(8)
 _scratch_at = (ctypes.addressof(_scratch) + 3) & ~3
 
-if platform.machine() == "x86_64":
 
-    def load_barrier():
-        """Loads stay in order by themselves."""
 
-else:
+def kernel_barrier():
+    """A full barrier, as the kernel's atomic operation on a user's word is one."""
+    _futex(_scratch_at, _WAKE_OP | _PRIVATE, 0, None, _scratch_at, _operation(_OP_OR, 0))
 
-    def load_barrier():
-        """What was loaded before is not loaded later. The kernel's atomic operation on a user's word is a full barrier."""
-        _futex(_scratch_at, _WAKE_OP | _PRIVATE, 0, None, _scratch_at, _operation(_OP_OR, 0))
+
+def load_barrier():
+    """What was loaded before is not loaded later."""
+    if _WEAK_ORDER:
+        kernel_barrier()
 
 
 def shm_name(path):
