@@ -74,11 +74,14 @@ func (p *Publisher) startFrames(o FrameOptions) (*FrameWriter, error) {
 		}
 		w.end()
 	}
-	memory, err := allocSlots(o.Memory, ShmName(p.key), o.RingSize, int(o.Meta.FrameSize))
+	memory, err := p.slots(o)
 	if err != nil {
 		return nil, err
 	}
 	config := &FrameConfig{RingSize: o.RingSize, Meta: o.Meta, Policy: o.Policy, Memory: memory}
+	if o.External != nil {
+		config.ownership = OwnershipExternal
+	}
 	if err := config.check(); err != nil {
 		return nil, errors.Join(err, memory.close())
 	}
@@ -88,6 +91,17 @@ func (p *Publisher) startFrames(o FrameOptions) (*FrameWriter, error) {
 		return nil, errors.Join(err, memory.close())
 	}
 	return r.writer, nil
+}
+
+// slots makes the memory of a generation.
+func (p *Publisher) slots(o FrameOptions) (*slotMemory, error) {
+	if p.dialect.ipc {
+		return shareSlots(o)
+	}
+	if o.External != nil {
+		return nil, fmt.Errorf("protocol %d knows no memory of others (EXTERNAL): %w", p.dialect.version, ErrInvalidArg)
+	}
+	return allocSlots(o.Memory, ShmName(p.key), o.RingSize, int(o.Meta.FrameSize))
 }
 
 // switchTo puts r in the place of the current generation.
@@ -101,7 +115,8 @@ func (p *Publisher) switchTo(r *ring) error {
 	seq := p.frameSeq.Load()
 	seg, err := old.seg.Replace(blockSize, shm.CreateOptions{GID: p.gid}, func(b []byte) {
 		r.block = initBlock(b, blockParams{
-			dialect: p.dialect, libVersion: libVersion, pid: uint64(os.Getpid()),
+			dialect: p.dialect, libVersion: libVersion, pid: uint64(os.Getpid()), packets: p.packets.Path != "",
+			ownership: r.config.ownership, ipc: r.memory.ipc,
 			ringSize: r.config.RingSize, policy: r.config.Policy, meta: r.config.Meta,
 		})
 		r.block.hdr.globalSeq.Store(seq)

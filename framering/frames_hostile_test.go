@@ -102,7 +102,7 @@ func TestHostileHeader(t *testing.T) {
 		"ring_size 16":   func() func() { h.ringSize = 16; return func() { h.ringSize = 4 } },
 		"ring_size 2^60": func() func() { h.ringSize = 1 << 60; return func() { h.ringSize = 4 } },
 		"no magic":       func() func() { h.magic.Store(0); return func() { h.magic.Store(MagicV4) } },
-		"version":        func() func() { h.protoVersion = 9; return func() { h.protoVersion = 4 } },
+		"version":        func() func() { h.protoVersion.Store(9); return func() { h.protoVersion.Store(4) } },
 		"width":          func() func() { h.meta[4]++; return func() { h.meta[4]-- } },
 		"frame size":     func() func() { h.meta[30] = 0xFF; return func() { h.meta[30] = 0 } },
 		"shut down":      func() func() { h.shutdownFlag.Store(7); return func() { h.shutdownFlag.Store(0) } },

@@ -37,6 +37,7 @@ type Importer interface {
 type slotMemory struct {
 	buffers     []Buffer
 	granularity int
+	ipc         *ipcMemory // protocols 1 and 2
 }
 
 func allocSlots(m Memory, name string, n, size int) (*slotMemory, error) {
@@ -65,6 +66,9 @@ func (s *slotMemory) Granularity() uint64 { return uint64(s.granularity) }
 
 func (s *slotMemory) close() error {
 	var err error
+	if s.ipc != nil && s.ipc.event != nil {
+		err = s.ipc.event.Close()
+	}
 	for _, b := range s.buffers {
 		err = errors.Join(err, b.Close())
 	}

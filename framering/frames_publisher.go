@@ -20,7 +20,11 @@ type FrameOptions struct {
 	Meta       FrameMeta
 	Policy     Policy
 	AckTimeout time.Duration // of StrictWait: who owes an ACK for longer is dropped; 0 = 1 s
-	Memory     Memory
+	Memory     Memory        // of protocols 1 and 2: an IPCMemory
+
+	// External is memory of the program's own on the GPU, a pointer for each slot, that is shared instead of what Memory would allocate
+	// (ownership EXTERNAL, protocols 1 and 2). Each points to the beginning of an allocation that lives until the generation has ended.
+	External []uintptr
 }
 
 // Defaults of FrameOptions.
@@ -124,12 +128,19 @@ func (w *FrameWriter) acquire(ctx context.Context) (FrameSlot, error) {
 }
 
 // Publish makes the acquired slot the newest frame and wakes the subscribers. pts is in Unix ns. It does not allocate.
-func (w *FrameWriter) Publish(pts int64) (uint64, error) {
+func (w *FrameWriter) Publish(pts int64) (uint64, error) { return w.publish(pts, 0) }
+
+func (w *FrameWriter) publish(pts int64, stream uintptr) (uint64, error) {
 	if !w.open {
 		return 0, fmt.Errorf("frame ring: publish without acquire: %w", ErrInvalidArg)
 	}
 	defer w.mu.Unlock()
 	w.open = false
+	if ipc := w.ring.memory.ipc; ipc != nil {
+		if err := ipc.event.Record(stream); err != nil { // before seq: who sees the frame finds the event recorded
+			return 0, fmt.Errorf("frame ring: %w", err)
+		}
+	}
 	w.seq++
 	i := int(w.seq % uint64(len(w.ring.slots())))
 	err := shm.Guard(func() {
@@ -143,6 +154,9 @@ func (w *FrameWriter) Publish(pts int64) (uint64, error) {
 	})
 	if err != nil {
 		return 0, fmt.Errorf("frame ring: %w", err)
+	}
+	if w.p.dialect.eventFD {
+		w.p.bells.ring(WantsFrames)
 	}
 	w.published[i] = w.seq
 	w.p.frameSeq.Store(w.seq)

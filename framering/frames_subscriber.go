@@ -53,7 +53,8 @@ type FrameReader struct {
 	wake  bool // STRICT_WAIT: the publisher waits for ACKs
 
 	slots  []Buffer
-	last   uint64 // handed out
+	event  IPCEvent // protocols 1 and 2
+	last   uint64   // handed out
 	waiter *shm.Waiter
 
 	quiet   bool // the publisher does not wake
@@ -120,21 +121,31 @@ func (r *FrameReader) open(m Importer) error {
 	var head Header
 	var me SubscriberState
 	var perr error
+	var d *dialect
+	var handles [][64]byte
+	var event [64]byte
 	err = shm.Guard(func() {
-		if r.block, _, perr = openBlock(r.seg.Bytes()); perr == nil {
+		if r.block, d, perr = openBlock(r.seg.Bytes()); perr == nil {
 			head, me = r.block.header(), SubscriberState(r.block.subs[s.Bit].state.Load())
+			for i := range r.block.slots {
+				handles = append(handles, r.block.slots[i].memHandle)
+			}
+			event = r.block.hdr.events
 		}
 	})
 	if err = errors.Join(err, perr); err != nil {
 		return err
 	}
 	switch {
-	case me == SubscriberFree || head.ShutDown:
+	case me == SubscriberFree || head.ShutDown || d.ipc != s.side.dialect.ipc:
 		return fmt.Errorf("the frame ring is of another generation: %w", ErrDisconnected)
 	case head.RingSize != s.RingSize || head.Meta != s.Meta:
 		return fmt.Errorf("handshake and frame SHM differ: %d slots of %+v and %d of %+v: %w", s.RingSize, s.Meta, head.RingSize, head.Meta, ErrProtocol)
 	}
 	r.wake = head.Policy == StrictWait
+	if d.ipc {
+		return r.openIPC(m, handles, event, head.ProducerPID)
+	}
 	return r.importSlots(m)
 }
 
@@ -181,6 +192,7 @@ func (r *FrameReader) watch() {
 	if r.waiter != nil {
 		r.waiter.Close()
 	}
+	r.sub.doorbell.pass()
 	_ = shm.Guard(func() { shm.FutexWake(low32(&r.block.hdr.globalSeq)) }) // who waits directly
 }
 
@@ -349,7 +361,11 @@ func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
 	case WaitDirect:
 		err = shm.FutexWait(word, uint32(seen), min(timeout, 50*time.Millisecond)) // ctx cannot interrupt it
 	default:
-		err = r.waiter.Wait(ctx, uint32(seen), timeout)
+		if s := r.sub; s.doorbell.rung.Load() && !r.quiet {
+			err = s.doorbell.await(ctx, timeout)
+		} else {
+			err = r.waiter.Wait(ctx, uint32(seen), timeout)
+		}
 	}
 	switch {
 	case errors.Is(err, shm.ErrTimeout):
@@ -395,6 +411,9 @@ func (r *FrameReader) unmap() error {
 	var err error
 	for _, b := range r.slots {
 		err = errors.Join(err, b.Close())
+	}
+	if r.event != nil {
+		err = errors.Join(err, r.event.Close())
 	}
 	return errors.Join(err, r.seg.Close())
 }

@@ -17,8 +17,9 @@ import (
 //	                 ◀──   HELLO_RESP        (result < 0: the end)
 //	SUBSCRIBE_REQ    ──▶
 //	                 ◀──   SUBSCRIBE_RESP    (result < 0: the end)
-//	                 ◀──   VMM_FDS + fds
+//	                 ◀──   VMM_FDS + fds     (protocol 4)
 //	READY                  READY
+//	                 ◀──   EVENT_FD + fd     (protocols 1 and 2; may be left out)
 //
 // PING is answered in every state and does not extend a deadline.
 
@@ -58,6 +59,7 @@ type outbound struct {
 // offer is what a publisher has at the moment of a handshake.
 type offer struct {
 	ringSize   int // 0 = no frames
+	ownership  Ownership
 	meta       FrameMeta
 	shmPath    string
 	memory     FrameMemory // nil without frames
@@ -73,6 +75,8 @@ type seats interface {
 	offer() offer
 	// join reserves a bit for the peer of this handshake, or answers ErrTooMany.
 	join(h helloRequest) (bit int, frameSeq uint64, code Code)
+	// bell returns the eventfd of who has joined, -1 = none.
+	bell() int
 }
 
 type publisherState int
@@ -138,8 +142,12 @@ func (s *publisherSide) handleHello(payload []byte) []outbound {
 	if err != nil {
 		return s.fail(err)
 	}
-	if m.Version != s.dialect.version {
+	if !s.dialect.servesVersion(m.Version) {
 		return s.refuseHello(ErrProtocol, fmt.Sprintf("subscriber speaks protocol %d, this publisher %d", m.Version, s.dialect.version))
+	}
+	spoken := dialectFor(m.Version)
+	if !spoken.subscribeFlags {
+		m.Flags = 0 // reserved bytes
 	}
 	s.hello, s.offer = m, s.seats.offer()
 	o, flags := &s.offer, m.Flags.effective()
@@ -154,10 +162,14 @@ func (s *publisherSide) handleHello(payload []byte) []outbound {
 		return s.refuseHello(s.dialect.noPackets, "subscriber wants packets, there are none")
 	}
 	s.state = wantSubscribe
-	return []outbound{{msg: helloResponse{
-		Version: s.dialect.version, RingSize: uint32(o.ringSize), Meta: o.meta, ShmPath: o.shmPath,
-		PacketPath: o.packetPath, CodecID: o.codecID, InitialPacketSeq: o.initialSeq,
-	}}}
+	resp := helloResponse{
+		Version: s.dialect.announced(o.packetPath != ""), RingSize: uint32(o.ringSize), Ownership: uint32(o.ownership), Meta: o.meta,
+		ShmPath: o.shmPath,
+	}
+	if spoken.subscribeFlags { // to others the packet ring is not shown
+		resp.PacketPath, resp.CodecID, resp.InitialPacketSeq = o.packetPath, o.codecID, o.initialSeq
+	}
+	return []outbound{{msg: resp}}
 }
 
 func (s *publisherSide) handleSubscribe(payload []byte) []outbound {
@@ -178,6 +190,9 @@ func (s *publisherSide) handleSubscribe(payload []byte) []outbound {
 	}
 	s.bit, s.state = bit, publisherReady
 	out := []outbound{{msg: subscribeResponse{Bit: uint32(bit), InitialSeq: seq}}}
+	if fd := s.seats.bell(); s.dialect.eventFD && fd >= 0 {
+		out = append(out, outbound{msg: eventFD{wakeOnSeq}, fds: []int{fd}})
+	}
 	if !s.dialect.vmmFDs {
 		return out
 	}
@@ -227,6 +242,7 @@ type subscriberSide struct {
 	initialSeq uint64
 	vmm        vmmFDs
 	fds        []int // of the frame slots, owned by who holds this
+	bells      []int // of EVENT_FD, owned by who holds this
 }
 
 // start returns the first message.
@@ -262,6 +278,8 @@ func (s *subscriberSide) handle(in *inbound) []outbound {
 		return s.handleSubscribe(in.payload)
 	case in.typ == msgVMMFDs && s.state == wantVMMFDs:
 		return s.handleVMMFDs(in)
+	case in.typ == msgEventFD && s.state == subscriberReady:
+		return s.handleEventFD(in)
 	}
 	return s.fail(fmt.Errorf("%s out of order: %w", in.typ, ErrProtocol))
 }
@@ -284,7 +302,7 @@ func (s *subscriberSide) handleHello(payload []byte) []outbound {
 	if m.Result < 0 {
 		return s.end(&RemoteError{Code: m.Result})
 	}
-	if m.Version != s.dialect.version {
+	if !s.dialect.answersVersion(m.Version) {
 		return s.fail(fmt.Errorf("publisher speaks protocol %d, this subscriber %d: %w", m.Version, s.dialect.version, ErrProtocol))
 	}
 	flags := s.hello.Flags.effective()
@@ -304,6 +322,9 @@ func (s *subscriberSide) handleHello(payload []byte) []outbound {
 		}
 		if err := m.Meta.Check(); err != nil {
 			return s.fail(fmt.Errorf("parse HELLO_RESP: %w: %w", err, ErrProtocol))
+		}
+		if o := Ownership(m.Ownership); o > OwnershipExternal || !s.dialect.ipc && o != OwnershipLibrary {
+			return s.fail(malformed(msgHelloResp, "ownership_mode %d", m.Ownership))
 		}
 	}
 	s.resp, s.state = m, wantSubscribeResp
@@ -345,6 +366,24 @@ func (s *subscriberSide) handleVMMFDs(in *inbound) []outbound {
 	}
 	s.vmm, s.fds, s.state = m, in.fds, subscriberReady
 	in.fds = nil
+	return nil
+}
+
+// handleEventFD takes the eventfd of protocols 1 and 2. In protocol 4 the message is out of use and passed over.
+func (s *subscriberSide) handleEventFD(in *inbound) []outbound {
+	if !s.dialect.eventFD {
+		return nil
+	}
+	m, err := parseEventFD(in.payload)
+	if err != nil {
+		return s.fail(err)
+	}
+	if len(in.fds) != 1 {
+		return s.fail(malformed(msgEventFD, "%d descriptors came", len(in.fds)))
+	}
+	if m.Purpose == wakeOnSeq {
+		s.bells, in.fds = append(s.bells, in.fds...), nil
+	}
 	return nil
 }
 

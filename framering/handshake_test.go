@@ -31,6 +31,8 @@ func (f *fakeSeats) join(helloRequest) (int, uint64, Code) {
 	return b, f.seq, OK
 }
 
+func (f *fakeSeats) bell() int { return -1 }
+
 func bothRings() *fakeSeats {
 	return &fakeSeats{
 		o: offer{

@@ -8,7 +8,7 @@ type Header struct {
 	LibVersion       [3]uint32
 	ProducerPID      uint64
 	RingSize         int // 0 = packet-only publisher
-	OwnershipMode    uint64
+	OwnershipMode    Ownership
 	Policy           Policy
 	MaxSubscribers   uint64
 	Meta             FrameMeta
@@ -64,8 +64,8 @@ type SubscriberSlot struct {
 func (b *block) header() Header {
 	meta := b.hdr.meta
 	return Header{
-		Version: b.hdr.protoVersion, LibVersion: b.hdr.libVersion, ProducerPID: b.hdr.producerPID, RingSize: len(b.slots),
-		OwnershipMode: b.hdr.ownershipMode, Policy: Policy(b.hdr.policy), MaxSubscribers: b.hdr.maxSubscribers,
+		Version: b.hdr.protoVersion.Load(), LibVersion: b.hdr.libVersion, ProducerPID: b.hdr.producerPID, RingSize: len(b.slots),
+		OwnershipMode: Ownership(b.hdr.ownershipMode), Policy: Policy(b.hdr.policy), MaxSubscribers: b.hdr.maxSubscribers,
 		Meta: parseFrameMeta(&meta), GlobalSeq: b.hdr.globalSeq.Load(), SubscriberBitmap: b.hdr.bitmap.Load(),
 		ShutDown: b.hdr.shutdownFlag.Load() != 0,
 	}

@@ -26,26 +26,26 @@ const invalidSeq = ^uint64(0)
 // header is the beginning of the frame SHM (§2.0). Little-endian, as are the machines this runs on.
 //
 //	Offset  Size  Field              Comments
-//	0x0000     4  magic              0xCC7C1DCE; stored last, so that who reads it finds the rest in place
-//	0x0004     4  proto_version      4
+//	0x0000     4  magic              0xCC7C1DCE (protocols 1 and 2: 0xCC7C1DCC); stored last, so that who reads it finds the rest in place
+//	0x0004     4  proto_version      4; of protocol 2: 1 until there is a packet ring
 //	0x0008     4  lib_version_major
 //	0x000C     4  lib_version_minor
 //	0x0010     4  lib_version_patch
 //	0x0014     4  reserved_a         0
 //	0x0018     8  producer_pid       for the liveness check
 //	0x0020     8  ring_size          0…16; 0 = packet-only publisher
-//	0x0028     8  ownership_mode     0 (LIBRARY)
+//	0x0028     8  ownership_mode     Ownership
 //	0x0030     8  policy             0 = DROP_OLDEST, 1 = STRICT_WAIT
 //	0x0038     8  max_subscribers    32
 //	0x0040    64  meta               FrameMeta
-//	0x0080    64  reserved_events    0
+//	0x0080    64  reserved_events    0 (protocols 1 and 2: ipc_event_handle, a cudaIpcEventHandle_t)
 //	0x00C0     8  global_seq         atomic, monotonic
 //	0x00C8     8  subscriber_bitmap  atomic, a bit for each subscriber that owes ACKs
 //	0x00D0     8  shutdown_flag      atomic, 1 = shutting down
 //	0x00D8    40  reserved_b         0
 type header struct {
 	magic          atomic.Uint32
-	protoVersion   uint32
+	protoVersion   atomic.Uint32
 	libVersion     [3]uint32
 	_              uint32
 	producerPID    uint64
@@ -68,8 +68,8 @@ type header struct {
 //	0x08       8  pts_ns               atomic, i64
 //	0x10       8  ack_bitmap           atomic; bit i = subscriber i has acknowledged
 //	0x18       8  written_bytes        for diagnostics, may be 0
-//	0x20      64  reserved_mem_handle  0 (protocols 1–3: cudaIpcMemHandle_t)
-//	0x60      32  reserved_external    0
+//	0x20      64  reserved_mem_handle  0 (protocols 1 and 2: cuda_mem_handle, a cudaIpcMemHandle_t)
+//	0x60      32  reserved_external    0 (protocols 1 and 2 with EXTERNAL: cuda_ptr_external, for information)
 //	0x80      16  reserved_a           0
 //	0x90      48  reserved_b           0
 type slot struct {
@@ -156,6 +156,25 @@ func (p Policy) String() string {
 	return fmt.Sprintf("policy(%d)", uint64(p))
 }
 
+// Ownership says whose memory the frames of protocols 1 and 2 lie in; protocol 4 knows the first alone.
+type Ownership uint64
+
+// Memory that the publisher allocates, or memory of the program around it that the publisher shares.
+const (
+	OwnershipLibrary  Ownership = 0
+	OwnershipExternal Ownership = 1
+)
+
+func (o Ownership) String() string {
+	switch o {
+	case OwnershipLibrary:
+		return "library"
+	case OwnershipExternal:
+		return "external"
+	}
+	return fmt.Sprintf("ownership(%d)", uint64(o))
+}
+
 // block is the frame SHM seen as structs. The memory is shared and hostile: every field is read once into a copy.
 type block struct {
 	hdr   *header
@@ -169,6 +188,9 @@ type blockParams struct {
 	libVersion [3]uint32
 	pid        uint64
 	ringSize   int // 0…16
+	packets    bool
+	ownership  Ownership
+	ipc        *ipcMemory // nil where slots are not shared by handles
 	policy     Policy
 	meta       FrameMeta
 }
@@ -176,16 +198,20 @@ type blockParams struct {
 // initBlock lays out a new block in mem, which is zero, 8-byte aligned and at least blockSize long.
 func initBlock(mem []byte, p blockParams) *block {
 	h := (*header)(unsafe.Pointer(unsafe.SliceData(mem)))
-	h.protoVersion = p.dialect.version
+	h.protoVersion.Store(p.dialect.announced(p.packets))
 	h.libVersion = p.libVersion
 	h.producerPID = p.pid
 	h.ringSize = uint64(p.ringSize)
+	h.ownershipMode = uint64(p.ownership)
 	h.policy = uint64(p.policy)
 	h.maxSubscribers = subscriberSlots
 	p.meta.append(h.meta[:0])
 	b := viewBlock(mem, p.ringSize, fixedTable)
 	for i := range b.slots {
 		b.slots[i].seq.Store(invalidSeq)
+	}
+	if p.ipc != nil {
+		p.ipc.describe(b)
 	}
 	h.magic.Store(p.dialect.magic) // pairs with the load in openBlock
 	return b
@@ -210,7 +236,7 @@ func openBlock(mem []byte) (*block, *dialect, error) {
 	}
 	h := (*header)(unsafe.Pointer(unsafe.SliceData(mem)))
 	magic := h.magic.Load() // pairs with the store at the end of initBlock
-	version, ring := h.protoVersion, h.ringSize
+	version, ring := h.protoVersion.Load(), h.ringSize
 	d := dialectOf(magic, version)
 	if d == nil {
 		return nil, nil, &VersionError{Magic: magic, Version: version}

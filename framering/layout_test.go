@@ -118,7 +118,9 @@ func TestHeaderOfAnotherVersion(t *testing.T) {
 		magic, version uint32
 		says           string
 	}{
-		"legacy":          {MagicLegacy, 2, "speaks protocol 2"},
+		"legacy":          {MagicLegacy, 3, "speaks protocol 3"},
+		"legacy with 4":   {MagicLegacy, 4, "speaks protocol 4"},
+		"v4 with 2":       {MagicV4, 2, "speaks protocol 2"},
 		"v4 with 1":       {MagicV4, 1, "speaks protocol 1"},
 		"v4 with 0":       {MagicV4, 0, "speaks protocol 0"},
 		"future":          {MagicV4, 5, "speaks protocol 5"},

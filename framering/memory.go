@@ -16,4 +16,6 @@ type FrameConfig struct {
 	Meta     FrameMeta
 	Policy   Policy
 	Memory   FrameMemory
+
+	ownership Ownership
 }

@@ -22,6 +22,8 @@ func parseAny(t MsgType, p []byte, d *dialect) (message, error) {
 		return wrap(parseSubscribeResponse(p, d))
 	case msgVMMFDs:
 		return wrap(parseVMMFDs(p))
+	case msgEventFD:
+		return wrap(parseEventFD(p))
 	case msgShutdown:
 		return wrap(parseShutdown(p))
 	case msgError:

@@ -48,6 +48,7 @@ type Publisher struct {
 
 	patience time.Duration // with a peer in its handshake
 
+	bells    bells         // protocols 1 and 2
 	frameSeq atomic.Uint64 // of the newest frame; what shared memory says could be anybody's
 
 	mu       sync.Mutex
@@ -84,6 +85,9 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	}
 	params := blockParams{dialect: p.dialect, libVersion: libVersion, pid: uint64(os.Getpid())}
 	if f := o.Frames; f != nil {
+		if p.dialect.ipc {
+			return nil, fmt.Errorf("publish %s: frames of protocol %d begin with StartFrames: %w", o.Key, o.Protocol, ErrInvalidArg)
+		}
 		if err := f.check(); err != nil {
 			return nil, fmt.Errorf("publish %s: %w", o.Key, err)
 		}
@@ -136,6 +140,9 @@ func (f *FrameConfig) check() error {
 	if f.Policy > StrictWait {
 		return fmt.Errorf("%s: %w", f.Policy, ErrInvalidArg)
 	}
+	if m, ok := f.Memory.(*slotMemory); ok && m.ipc != nil {
+		return nil // there are handles, no descriptors
+	}
 	if f.Memory == nil || len(f.Memory.FDs()) != f.RingSize {
 		return fmt.Errorf("frame memory does not have %d descriptors: %w", f.RingSize, ErrInvalidArg)
 	}
@@ -145,11 +152,16 @@ func (f *FrameConfig) check() error {
 	return nil
 }
 
-// EnablePackets announces the packet ring to subscribers that come from now on.
+// EnablePackets announces the packet ring to subscribers that come from now on. Protocol 1 knows none: there it does nothing.
 func (p *Publisher) EnablePackets(i PacketInfo) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.dialect.subscribeFlags {
+		return
+	}
 	p.packets = i
+	// Of protocol 2 the header says so too (§10.1): readers choose their dialect by it.
+	_ = shm.Guard(func() { p.ring.block.hdr.protoVersion.Store(p.dialect.announced(i.Path != "")) })
 }
 
 // Serve begins to listen and returns; subscribers are served in the background until Close.

@@ -22,6 +22,7 @@ type session struct {
 
 	// Under p.mu.
 	bit  int   // 0 = none
+	fd   int   // of the bell, -1 = none
 	ring *ring // the generation that was offered, held until the session ends or turns out to take packets alone
 }
 
@@ -54,7 +55,7 @@ func (p *Publisher) accept(l *net.UnixListener) {
 
 // welcome starts a session, or refuses it when there are too many.
 func (p *Publisher) welcome(c *net.UnixConn) {
-	s := &session{p: p, peer: newPeer(c, p.dialect, false)}
+	s := &session{p: p, fd: -1, peer: newPeer(c, p.dialect, false)}
 	s.peer.patience = p.patience
 	if cred, err := shm.PeerCred(c); err == nil {
 		s.pid = cred.PID
@@ -136,7 +137,7 @@ func (s *session) offer() offer {
 		shmPath: shm.Dir + "/" + ShmName(p.key), packetPath: packets.Path, codecID: packets.CodecID, shutDown: closing,
 	}
 	if frames != nil {
-		o.ringSize, o.meta, o.memory = frames.RingSize, frames.Meta, frames.Memory
+		o.ringSize, o.ownership, o.meta, o.memory = frames.RingSize, frames.ownership, frames.Meta, frames.Memory
 	}
 	if packets.InitialSeq != nil {
 		o.initialSeq = packets.InitialSeq()
@@ -162,8 +163,14 @@ func (s *session) join(h helloRequest) (bit int, frameSeq uint64, code Code) {
 	if s.bit = p.table.join(s.pid, h.Name, wantsFrames, p.frameSeq.Load); s.bit == 0 {
 		return 0, 0, ErrTooMany
 	}
+	if p.dialect.eventFD {
+		s.fd = p.bells.add(h.Flags.effective())
+	}
 	return s.bit, p.table.since[s.bit].Load(), OK
 }
+
+// bell implements seats.
+func (s *session) bell() int { return s.fd }
 
 // hold keeps the memory of a generation while its descriptors may still be sent; nil lets go. The caller holds p.mu.
 func (s *session) hold(r *ring) {
@@ -187,6 +194,10 @@ func (s *session) leave() {
 	if s.bit != 0 {
 		p.table.leave(s.bit)
 		s.bit = 0
+	}
+	if s.fd >= 0 {
+		p.bells.remove(s.fd)
+		s.fd = -1
 	}
 }
 

@@ -23,7 +23,7 @@ type DialOptions struct {
 	Flags      Flags  // 0 = WantsFrames
 	Mode       Mode
 	CUDADevice int32
-	Protocol   uint32       // 0 = 4
+	Protocol   uint32       // 0 = the publisher's, as its frame SHM says
 	Logger     *slog.Logger // nil = silent
 }
 
@@ -31,6 +31,7 @@ type DialOptions struct {
 // called from any goroutine.
 type Subscriber struct {
 	Key              string
+	Protocol         uint32 // that is spoken: 4, 2 or 1
 	Bit              int    // in the publisher's table, 1…31
 	PID              int    // of the publisher; 0 = in another PID namespace
 	ShmName          string // frame SHM in /dev/shm
@@ -48,6 +49,7 @@ type Subscriber struct {
 	log  *slog.Logger
 
 	progress progress
+	doorbell doorbell
 
 	mu     sync.Mutex
 	fds    []int
@@ -83,8 +85,7 @@ func dial(ctx context.Context, o DialOptions) (*Subscriber, error) {
 	if err := CheckKey(o.Key); err != nil {
 		return nil, err
 	}
-	d := dialectFor(o.Protocol)
-	if d == nil {
+	if dialectFor(o.Protocol) == nil {
 		return nil, fmt.Errorf("protocol %d: %w", o.Protocol, ErrInvalidArg)
 	}
 	if o.Name == "" {
@@ -100,22 +101,66 @@ func dial(ctx context.Context, o DialOptions) (*Subscriber, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, handshakeTimeout, ErrTimeout)
 	defer cancel()
+	s, d, err := o.talk(ctx, path, log)
+	if o.Protocol == 0 && errors.Is(err, ErrProtocol) {
+		if now, _ := dialectSpoken(o.Key); now != nil && now != d { // another publisher has taken over meanwhile
+			s, _, err = o.talk(ctx, path, log)
+		}
+	}
+	return s, err
+}
+
+// dialectSpoken returns the dialect of a key's frame SHM; the default where it does not tell: the publisher will.
+func dialectSpoken(key string) (*dialect, error) {
+	seg, err := shm.Open(ShmName(key), shm.OpenOptions{ReadOnly: true, MinSize: headerSize})
+	if err != nil {
+		return dialects[0], nil
+	}
+	defer seg.Close()
+	d := dialects[0]
+	_ = shm.Guard(func() {
+		var found *dialect
+		if _, found, err = openBlock(seg.Bytes()); found != nil {
+			d = found
+		}
+	})
+	var version *VersionError
+	if errors.As(err, &version) && (version.Magic == MagicV4 || version.Magic == MagicLegacy) {
+		return nil, err
+	}
+	return d, nil
+}
+
+// talk connects and runs the handshake, once, in the dialect that it returns.
+func (o DialOptions) talk(ctx context.Context, path string, log *slog.Logger) (*Subscriber, *dialect, error) {
 	nc, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOTDIR):
-		return nil, &NoPublisherError{path, err}
+		return nil, nil, &NoPublisherError{path, err}
 	case errors.Is(err, syscall.EAGAIN):
-		return nil, fmt.Errorf("%s: the publisher does not accept connections: %w", path, ErrBusy)
+		return nil, nil, fmt.Errorf("%s: the publisher does not accept connections: %w", path, ErrBusy)
 	case err != nil:
-		return nil, err
+		return nil, nil, err
 	}
 	c := nc.(*net.UnixConn)
+	d := dialectFor(o.Protocol)
+	if o.Protocol == 0 { // now, when there is a publisher: what a dead one left may be of another version
+		if d, err = dialectSpoken(o.Key); err != nil {
+			c.Close()
+			return nil, nil, fmt.Errorf("this program speaks protocols 4, 2 and 1: %w", err)
+		}
+	}
+	if !d.subscribeFlags && o.Flags&WantsPackets != 0 {
+		c.Close()
+		return nil, d, fmt.Errorf("publisher speaks protocol %d, which has no packets: %w", d.version, d.noPackets)
+	}
 	s := &Subscriber{
-		Key: o.Key, log: log.With("key", o.Key), peer: newPeer(c, d, true), done: make(chan struct{}),
+		Key: o.Key, Protocol: d.version, log: log.With("key", o.Key), peer: newPeer(c, d, true), done: make(chan struct{}),
 		side: &subscriberSide{dialect: d, hello: helloRequest{
 			Name: cut(o.Name, 255), CUDADevice: o.CUDADevice, Mode: o.Mode, Flags: o.Flags,
 		}},
 	}
+	s.doorbell.init()
 	s.peer.step()
 	stopWatch := context.AfterFunc(ctx, func() { c.Close() })
 	err = subscribeOver(s.peer, s.side)
@@ -127,7 +172,7 @@ func dial(ctx context.Context, o DialOptions) (*Subscriber, error) {
 	}
 	if err != nil {
 		c.Close()
-		return nil, s.explain(err)
+		return nil, d, s.explain(err)
 	}
 	if cred, err := shm.PeerCred(c); err == nil {
 		s.PID = cred.PID
@@ -139,7 +184,7 @@ func dial(ctx context.Context, o DialOptions) (*Subscriber, error) {
 	s.openProgress()
 	s.peer.ready()
 	go s.listen()
-	return s, nil
+	return s, d, nil
 }
 
 // explain adds to a refusal what the number alone does not say: which version the publisher speaks.
@@ -152,13 +197,14 @@ func (s *Subscriber) explain(err error) error {
 		return err
 	}
 	defer seg.Close()
+	var found *dialect
+	_ = shm.Guard(func() { _, found, oerr = openBlock(seg.Bytes()) })
 	var version *VersionError
-	_ = shm.Guard(func() {
-		_, _, oerr := openBlock(seg.Bytes())
-		errors.As(oerr, &version)
-	})
-	if version != nil {
+	switch {
+	case errors.As(oerr, &version):
 		return fmt.Errorf("%w (%w)", err, version)
+	case found != nil && !found.servesVersion(s.side.dialect.version):
+		return fmt.Errorf("%w (the publisher speaks protocol %d, this subscriber %d)", err, found.version, s.side.dialect.version)
 	}
 	return err
 }
@@ -176,6 +222,12 @@ func (s *Subscriber) listen() {
 			}
 			out := s.side.handle(&in)
 			in.close()
+			for _, fd := range s.side.bells {
+				if err := s.doorbell.hang(fd); err != nil {
+					s.log.Warn("the publisher's wake-up descriptor cannot be used", "error", err)
+				}
+			}
+			s.side.bells = nil
 			for _, o := range out {
 				if err := s.peer.send(o.msg, o.fds); err != nil {
 					cause = fmt.Errorf("%w: %w", err, ErrDisconnected)
@@ -194,6 +246,7 @@ func (s *Subscriber) listen() {
 		}
 	}
 	s.peer.c.Close()
+	s.doorbell.close()
 	s.progress.end()
 	s.mu.Lock()
 	if s.closed {

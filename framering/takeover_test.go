@@ -259,7 +259,7 @@ func TestVersionOfTheOther(t *testing.T) {
 		_, _ = c.Read(make([]byte, 200))
 		_, _ = c.Write(framed(t, helloResponse{Result: ErrProtocol}))
 	}()
-	_, err = Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key})
+	_, err = Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key, Protocol: 4})
 	require.ErrorIs(t, err, ErrProtocol)
 	require.ErrorContains(t, err, "the publisher speaks protocol 2")
 	wait(t, done, "the publisher")

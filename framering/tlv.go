@@ -15,6 +15,7 @@ const (
 	msgSubscribeResp MsgType = 0x04 // P→C
 	msgVMMFDs        MsgType = 0x05 // P→C, with ancillary data
 	msgUnsubscribe   MsgType = 0x10 // C→P
+	msgEventFD       MsgType = 0x20 // P→C, with ancillary data; protocols 1 and 2
 	msgShutdown      MsgType = 0x30 // P→C
 	msgPing          MsgType = 0xF0 // both
 	msgPong          MsgType = 0xF1 // both
@@ -23,7 +24,7 @@ const (
 
 var msgNames = map[MsgType]string{
 	msgHelloReq: "HELLO_REQ", msgHelloResp: "HELLO_RESP", msgSubscribeReq: "SUBSCRIBE_REQ", msgSubscribeResp: "SUBSCRIBE_RESP",
-	msgVMMFDs: "VMM_FDS", msgUnsubscribe: "UNSUBSCRIBE", msgShutdown: "SHUTDOWN", msgPing: "PING", msgPong: "PONG", msgError: "ERROR",
+	msgVMMFDs: "VMM_FDS", msgUnsubscribe: "UNSUBSCRIBE", msgEventFD: "EVENT_FD", msgShutdown: "SHUTDOWN", msgPing: "PING", msgPong: "PONG", msgError: "ERROR",
 }
 
 func (t MsgType) String() string {

@@ -20,6 +20,10 @@ type ReaderOptions struct {
 
 	// ReportOverruns makes Next and TryNext return ErrOverrun once for each overrun, before the packet that follows it.
 	ReportOverruns bool
+
+	// Bell returns a channel on which the writer's side says that there may be a packet, where it has another way than the ring's futex
+	// (EVENT_FD of protocols 1 and 2); nil while there is none. WaitShared waits on it then. May be nil.
+	Bell func() <-chan struct{}
 }
 
 // Info is what the header says about the stream.
@@ -74,6 +78,7 @@ func Open(path string, o ReaderOptions) (*Reader, error) {
 	r.c.a = newAttempt(&r.ring, uint32(min(limit, math.MaxUint32)), !r.locked && !orphan)
 	r.step = func() { r.out = r.c.next(r.report) }
 	r.wait.init(o.Wait, &r.ring, r.locked)
+	r.wait.bell = o.Bell
 	r.wait.orphan = orphan
 	if err := r.Seek(SeekLive); err != nil {
 		seg.Close()

@@ -54,6 +54,11 @@ type waiting struct {
 	orphan  bool // the lock is free: the writer has ended
 	looked  time.Time
 
+	bell    func() <-chan struct{} // of ReaderOptions
+	timer   *time.Timer            // of sleepOnBell
+	closing chan struct{}          // closed by interrupt
+	expired uint64                 // sleeps that nobody ended
+
 	mu     sync.Mutex
 	waiter *shm.Waiter // WaitShared: made when first needed
 }
@@ -61,6 +66,7 @@ type waiting struct {
 func (w *waiting) init(mode Wait, r *ring, locked bool) {
 	w.mode, w.ring, w.locked, w.longest = mode, r, locked, lockedBound
 	w.looked = time.Now()
+	w.closing = make(chan struct{})
 }
 
 // wait returns nil when it is time to look at the ring again, whose futex word was seen when it had nothing new.
@@ -81,6 +87,7 @@ func (w *waiting) wait(ctx context.Context, r *Reader, seen uint32) error {
 	if !errors.Is(err, shm.ErrTimeout) {
 		return err
 	}
+	w.expired++
 	moved := false
 	if err := shm.Guard(func() { moved = atomic.LoadUint32(w.ring.futex()) != seen }); err != nil {
 		return err
@@ -141,6 +148,11 @@ func (w *waiting) sleepDirect(ctx context.Context, seen uint32) error {
 }
 
 func (w *waiting) sleepShared(ctx context.Context, r *Reader, seen uint32) error {
+	if w.bell != nil && !w.polling {
+		if c := w.bell(); c != nil {
+			return w.sleepOnBell(ctx, c)
+		}
+	}
 	w.mu.Lock()
 	if r.closing.Load() {
 		w.mu.Unlock()
@@ -151,6 +163,27 @@ func (w *waiting) sleepShared(ctx context.Context, r *Reader, seen uint32) error
 	}
 	w.mu.Unlock()
 	return w.waiter.Wait(ctx, seen, w.bound())
+}
+
+// sleepOnBell sleeps as long as the wait for a writer that wakes its readers: one that rings does so with every packet, and one that
+// does not after all is noticed by the first sleep that runs out.
+func (w *waiting) sleepOnBell(ctx context.Context, c <-chan struct{}) error {
+	if w.timer == nil {
+		w.timer = time.NewTimer(w.longest)
+	} else {
+		w.timer.Reset(w.longest)
+	}
+	defer w.timer.Stop()
+	select {
+	case <-c:
+		return nil
+	case <-w.timer.C:
+		return shm.ErrTimeout
+	case <-w.closing:
+		return ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // spin returns nil also when the writer has raised the shutdown flag.
@@ -188,6 +221,11 @@ func (w *waiting) spin(ctx context.Context, r *Reader, seen uint32) error {
 func (w *waiting) interrupt(r *Reader) {
 	w.mu.Lock()
 	waiter := w.waiter
+	select {
+	case <-w.closing:
+	default:
+		close(w.closing)
+	}
 	w.mu.Unlock()
 	if waiter != nil {
 		waiter.Close()

@@ -55,7 +55,13 @@ func Publish(o PublishOptions) (*Publication, error) {
 
 // Packet publishes an access unit and returns its seq. It never blocks on readers and does not allocate. See
 // packetring.Writer.Publish for the errors.
-func (p *Publication) Packet(pkt packetring.Packet) (uint64, error) { return p.ring.Publish(pkt) }
+func (p *Publication) Packet(pkt packetring.Packet) (uint64, error) {
+	seq, err := p.ring.Publish(pkt)
+	if err == nil {
+		p.control.PacketPublished()
+	}
+	return seq, err
+}
 
 // SetExtradata stores the codec's parameter sets, see packetring.Writer.SetExtradata. packetring.ErrExtradataFixed means that
 // the stream has changed so much that a new publication is due.
