@@ -68,11 +68,14 @@ func child(t testing.TB, role, dir, key string) (*testenv.Process, string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), roleVar+"="+role, "DIR="+dir, "KEY="+key)
-	out, err := cmd.StdoutPipe()
+	out, stdout, err := os.Pipe() // not StdoutPipe: a child that ends at once is read all the same
 	require.NoError(t, err)
+	t.Cleanup(func() { out.Close() })
+	cmd.Stdout = stdout
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	p := testenv.StartCmd(t, cmd)
+	stdout.Close()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	require.NoError(t, err)
 	t.Cleanup(func() { in.Close() })
