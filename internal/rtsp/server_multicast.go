@@ -97,14 +97,20 @@ func (g *multicastGroup) play() error {
 	return nil
 }
 
-// leave counts a session out; the last one ends the group.
+// leave counts a session out; the last one ends the group. The server's lock keeps a session that comes in this moment from
+// joining a group that ends.
 func (g *multicastGroup) leave() {
+	g.server.mu.Lock()
 	g.mu.Lock()
 	g.sessions--
 	last := g.sessions == 0
 	g.mu.Unlock()
+	if last && g.server.groups[g.path] == g {
+		delete(g.server.groups, g.path)
+	}
+	g.server.mu.Unlock()
 	if last {
-		g.drop()
+		g.close()
 	}
 }
 

@@ -50,7 +50,9 @@ func parseSDP(b []byte) (control string, list []*sdpMedia, err error) {
 			list = append(list, m)
 			if len(f) > 1 {
 				port, _, _ := strings.Cut(f[1], "/")
-				m.port, _ = strconv.Atoi(port)
+				if m.port, _ = strconv.Atoi(port); m.port < 0 || m.port >= 65535 { // RTCP's is the next
+					m.port = 0
+				}
 			}
 			for _, p := range f[min(3, len(f)):] {
 				if n, err := strconv.Atoi(p); err == nil && n >= 0 && n < 128 {

@@ -156,7 +156,7 @@ func parseTransport(v string) transportHeader {
 	return t
 }
 
-// pair reads "a-b" or "a" (then b is a+1).
+// pair reads "a-b" or "a" (then b is a+1). Neither is above limit.
 func pair(s string, limit int) (a, b int, ok bool) {
 	first, second, two := strings.Cut(s, "-")
 	a, err := strconv.Atoi(strings.TrimSpace(first))
@@ -165,11 +165,11 @@ func pair(s string, limit int) (a, b int, ok bool) {
 	}
 	b = a + 1
 	if two {
-		if n, err := strconv.Atoi(strings.TrimSpace(second)); err == nil && n >= 0 && n <= limit {
+		if n, err := strconv.Atoi(strings.TrimSpace(second)); err == nil && n >= 0 {
 			b = n
 		}
 	}
-	return a, b, true
+	return a, b, b <= limit
 }
 
 // datagramPair is the pair of UDP sockets of one stream.
