@@ -75,6 +75,14 @@ func TestErrors(t *testing.T) {
 func TestMask(t *testing.T) {
 	for _, c := range [][2]string{
 		{"rtsp://user:pw@cam/1", "rtsp://***@cam/1"},
+		{"rtsp:/user:pw@cam/1", "***@cam/1"},
+		{"rtsp//user:pw@cam/1 not found", "rtsp//***@cam/1 not found"},
+		{"open 'user:p/w@cam/1'", "open '***@cam/1'"},
+		{"12:30 [h264 @ 0x55] at a:b", "12:30 [h264 @ 0x55] at a:b"},
+		{"srt://cam:1?mode=caller&passphrase=abc", "srt://cam:1?mode=caller&passphrase=***"},
+		{"http://cam/?user_password=b", "http://cam/?user_password=***"},
+		{"rtmp://site/live/abc-def?x=1: refused", "rtmp://site/live/*** refused"},
+		{"rtmp://site/live", "rtmp://site/live"},
 		{"rtsp://u:p@ss/w@cam:554/x failed", "rtsp://***@cam:554/x failed"},
 		{"http://cam/x?user=a&password=b&ch=1", "http://cam/x?user=a&password=***&ch=1"},
 		{"Authorization: Basic dXNlcjpwdw==\r\nNext: 1", "Authorization: ***\r\nNext: 1"},

@@ -105,18 +105,24 @@ func logLine(level int, from, text string) {
 
 var (
 	// The password may hold any byte, "@" and "/" too: all up to the last "@" of the word goes.
-	maskUser   = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s'"<>?#]*@`)
-	maskField  = regexp.MustCompile(`(?i)\b(pass|passwd|password|pwd|token|secret|api_?key|auth|signature|sig)=[^\s&'"<>]+`)
+	maskUser = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s'"<>?#]*@`)
+	// The same where the scheme is misspelt: "rtsp:/user:password@host", "user:password@host".
+	maskBare  = regexp.MustCompile(`(^|[\s'"/])[^\s'"/:@<>]+:(?:[^\s'"@<>/]|/[^\s'"@<>/])[^\s'"@<>]*@`)
+	maskField = regexp.MustCompile(`(?i)\b([a-z_]*(?:pass|passw|passwd|password|passphrase|pwd|token|secret|api_?key|stream_?key|auth|signature|sig))=[^\s&'"<>]+`)
+	// What follows the application in an RTMP address is the key to publish with.
+	maskStream = regexp.MustCompile(`(?i)\b(rtmp[a-z]*://[^\s'"/]+/[^\s'"/]+/)[^\s'"]+`)
 	maskHeader = regexp.MustCompile(`(?i)\b((?:proxy-)?authorization:\s*)[^\r\n]+`)
 )
 
 // Mask removes credentials from text that is going to be shown: user and password of URLs, secrets in query strings,
-// authorization headers.
+// authorization headers, stream keys.
 func Mask(s string) string {
 	if !strings.ContainsAny(s, "@=:") {
 		return s
 	}
 	s = maskUser.ReplaceAllString(s, "${1}***@")
+	s = maskBare.ReplaceAllString(s, "${1}***@")
+	s = maskStream.ReplaceAllString(s, "${1}***")
 	s = maskField.ReplaceAllString(s, "${1}=***")
 	return maskHeader.ReplaceAllString(s, "${1}***")
 }

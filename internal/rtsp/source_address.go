@@ -115,11 +115,14 @@ func (a address) hostname() string {
 }
 
 // secrets in a query or, as with some vendors, in the path: user=admin_password=secret_channel=1.
-var secrets = regexp.MustCompile(`(?i)\b((?:[a-z_]*(?:pass|passw|passwd|password|pwd|auth|token|key|secret))=)[^&/?]*`)
+var secrets = regexp.MustCompile(`(?i)\b((?:[a-z_]*(?:pass|passw|passwd|password|passphrase|pwd|auth|token|key|secret))=)[^&/?]*`)
 
 // Redact returns a source's name without user name and password, for logs and messages. What it cannot take apart it does not show.
 func Redact(raw string) string {
 	if !strings.Contains(raw, "://") {
+		if strings.Contains(raw, "@") { // a URL that is misspelt
+			return "…"
+		}
 		return raw
 	}
 	a, err := parseAddress(raw)
@@ -129,7 +132,13 @@ func Redact(raw string) string {
 		if err != nil || u.Host == "" {
 			return scheme + "://…"
 		}
-		return secrets.ReplaceAllString(scheme+"://"+u.Host+u.EscapedPath(), "${1}…")
+		path := u.EscapedPath()
+		if strings.HasPrefix(u.Scheme, "rtmp") { // what follows the application is the key to publish with
+			if parts := strings.SplitN(path, "/", 3); len(parts) == 3 {
+				path = "/" + parts[1] + "/…"
+			}
+		}
+		return secrets.ReplaceAllString(scheme+"://"+u.Host+path, "${1}…")
 	}
 	return secrets.ReplaceAllString(a.uri(), "${1}…")
 }
