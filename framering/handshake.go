@@ -391,7 +391,7 @@ func (s *subscriberSide) handleEventFD(in *inbound) []outbound {
 // absolute and relative to /dev/shm; anything else could make a reader open files that are no rings.
 func shmName(path string) (string, error) {
 	name, err := shm.BaseName(path)
-	if err != nil {
+	if err != nil || printable(name) != name { // names are printed
 		return "", fmt.Errorf("%q is no cuframes file directly in /dev/shm: %w", cut(printable(path), 300), ErrProtocol)
 	}
 	return name, nil

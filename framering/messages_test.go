@@ -354,6 +354,7 @@ func TestShmName(t *testing.T) {
 		"/dev/shm/cuframes-cam1": "cuframes-cam1", "cuframes-cam1-packets": "cuframes-cam1-packets",
 		"": "", "cuframes-": "", "/dev/shm/": "", "cam1": "", "/dev/shm/other": "", "/etc/passwd": "", "../cuframes-x": "",
 		"/dev/shm/../shm/cuframes-x": "", "cuframes-x/../../etc/passwd": "", "/dev/shm//cuframes-x": "", "cuframes-x\x00y": "",
+		"cuframes-x\x1b[2J": "", "cuframes-x\ny": "", "cuframes-x\u202ey": "",
 		"/tmp/cuframes-x": "", "/dev/shm/cuframes-d/x": "", "cuframes-" + strings.Repeat("x", 300): "",
 	} {
 		got, err := shmName(path)

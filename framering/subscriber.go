@@ -81,6 +81,20 @@ func (e *NoPublisherError) Error() string {
 
 func (e *NoPublisherError) Unwrap() []error { return []error{ErrNotFound, e.Err} }
 
+// accessHint says whose a socket is that this process may not use, and what opens it.
+func accessHint(path string) string {
+	st, err := os.Lstat(path)
+	if err != nil {
+		return ""
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf(": it belongs to uid %d, gid %d, mode %04o, and this process runs as uid %d (start the publisher with --group NAME)",
+		sys.Uid, sys.Gid, st.Mode().Perm(), os.Geteuid())
+}
+
 func dial(ctx context.Context, o DialOptions) (*Subscriber, error) {
 	if err := CheckKey(o.Key); err != nil {
 		return nil, err
@@ -139,6 +153,8 @@ func (o DialOptions) talk(ctx context.Context, path string, log *slog.Logger) (*
 		return nil, nil, &NoPublisherError{path, err}
 	case errors.Is(err, syscall.EAGAIN):
 		return nil, nil, fmt.Errorf("%s: the publisher does not accept connections: %w", path, ErrBusy)
+	case errors.Is(err, syscall.EACCES):
+		return nil, nil, fmt.Errorf("%w%s", err, accessHint(path))
 	case err != nil:
 		return nil, nil, err
 	}

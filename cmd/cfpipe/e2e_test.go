@@ -409,6 +409,41 @@ func TestReadersOfOutputGoAway(t *testing.T) {
 	require.NoError(t, list.Wait())
 }
 
+// A process of another user is told whose the key is and what opens it, and takes nothing that it may not read for dead.
+func TestAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("changing the user takes root")
+	}
+	t.Parallel()
+	s := newSite(t)
+	key := s.key("uid")
+	s.start("ingest", s.camera(), "--key", key)
+	s.published(key, 1)
+	for dir := s.run; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) { // the folders of tests are their owner's alone
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	mine, err := os.ReadFile(s.binary)
+	require.NoError(t, err)
+	binary := filepath.Join(filepath.Dir(s.run), "cfpipe")
+	require.NoError(t, os.WriteFile(binary, mine, 0o755))
+	other := func(arg ...string) (string, int) {
+		cmd := exec.Command(binary, append(arg, "--runtime-dir", s.run)...)
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, err := cmd.CombinedOutput()
+		require.NotNil(t, cmd.ProcessState, "%v", err)
+		return string(out), cmd.ProcessState.ExitCode()
+	}
+	out, status := other("inspect", key)
+	require.Equal(t, exitFailed, status, out)
+	require.NotContains(t, out, "dead")
+	require.Contains(t, out, "--group")
+	out, status = other("packets", key, "--count", "1")
+	require.Equal(t, exitFailed, status, out)
+	require.Contains(t, out, "uid 0")
+	require.Contains(t, out, "--group")
+}
+
 // TestHelp: every command has an example and the exit statuses.
 func TestHelp(t *testing.T) {
 	root := newRootCommand()

@@ -54,6 +54,9 @@ func printKey(out io.Writer, s pipeline.KeyStatus) error {
 	state := "alive"
 	if !s.Alive {
 		state = "dead, left behind"
+		if s.Error != "" {
+			state = "not known"
+		}
 	}
 	fmt.Fprintf(t, "key\t%s\nstate\t%s\npid\t%d\nprotocol\t%d\nsocket\t%s\n", s.Key, state, s.PID, s.Protocol, s.Socket)
 	if s.Error != "" {
