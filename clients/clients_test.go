@@ -14,18 +14,9 @@ import (
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
-// python returns the system's Python, for which the test packages (NumPy) are installed; another one may come first in PATH.
-func python(t *testing.T) string {
-	t.Helper()
-	if _, err := os.Stat("/usr/bin/python3"); err == nil {
-		return "/usr/bin/python3"
-	}
-	return testenv.NeedTool(t, "python3")
-}
-
 func TestPython(t *testing.T) {
 	testenv.Watchdog(t, 3*time.Minute)
-	interpreter, bin := python(t), testenv.Binary(t)
+	interpreter, bin := testenv.Python(t), testenv.Binary(t)
 	if testenv.Strict() {
 		out, err := exec.Command(interpreter, "-c", "import numpy").CombinedOutput()
 		require.NoError(t, err, "NumPy is missing: %s", out)
@@ -61,7 +52,7 @@ func TestPythonGrammar(t *testing.T) {
 for f in pathlib.Path("python/src/cfpipe").glob("*.py"):
     ast.parse(f.read_text(), str(f), feature_version=(3, 9))
     print(f)`
-	out, err := exec.Command(python(t), "-c", script).CombinedOutput()
+	out, err := exec.Command(testenv.Python(t), "-c", script).CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Contains(t, string(out), "_packets.py")
 }

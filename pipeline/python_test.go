@@ -24,7 +24,7 @@ import (
 func pythonCheck(t *testing.T, dir string, arg ...string) (*testenv.Process, *bufio.Scanner) {
 	t.Helper()
 	root := testenv.Root(t)
-	cmd := exec.Command(testenv.NeedTool(t, "python3"), append([]string{filepath.Join(root, "clients/python/tests/check.py")}, arg...)...)
+	cmd := exec.Command(testenv.Python(t), append([]string{filepath.Join(root, "clients/python/tests/check.py")}, arg...)...)
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "clients/python/src"), "CUFRAMES_RUNTIME_DIR="+dir, "PYTHONDONTWRITEBYTECODE=1")
 	out, in, err := os.Pipe()
 	require.NoError(t, err)

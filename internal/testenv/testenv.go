@@ -34,6 +34,16 @@ func NeedTool(t testing.TB, name string) string {
 	return p
 }
 
+// Python returns the system's Python, for which scripts/test installs NumPy; another one may come first in PATH.
+func Python(t testing.TB) string {
+	t.Helper()
+	const system = "/usr/bin/python3"
+	if _, err := os.Stat(system); err == nil {
+		return system
+	}
+	return NeedTool(t, "python3")
+}
+
 // CheckLeaks fails the test when, after all its other cleanups, file descriptors, mappings of rings or goroutines are left
 // that were not there when it was called. Call it first.
 func CheckLeaks(t testing.TB) {
