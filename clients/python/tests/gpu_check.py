@@ -137,11 +137,11 @@ class Numbered:
         print("RESULT %s: 200 frames in order under strict-wait, all pixels right, none lost" % self.library.name)
 
     def too_slow(self):
-        p = self.publish("--frame-slots", "2")
+        p = self.publish("--frame-slots", "4")
         torn = wrong = overrun = whole = 0
         with self.frames() as s:
             for frame in s:
-                ok, _, intact = self.right(frame, 0.002 * (s.stats.read % 5))
+                ok, _, intact = self.right(frame, 0.004 * (s.stats.read % 5))
                 torn += intact and not ok
                 wrong += not intact and not ok
                 overrun += not intact
