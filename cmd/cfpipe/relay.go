@@ -79,7 +79,8 @@ func checkRelay(o pipeline.RelayOptions) error {
 		return usageError{fmt.Errorf("--listen %q: %w", o.Listen, err)}
 	}
 	for name, port := range map[string]int{"rtp-port": o.RTPPort, "multicast-port": o.MulticastPort} {
-		if port != 0 && (port < 1024 || port > 65534 || port%2 != 0) && !(name == "rtp-port" && port == -1) {
+		chosen := port == 0 || name == "rtp-port" && port == -1
+		if !chosen && (port < 1024 || port > 65534 || port%2 != 0) {
 			return usageError{fmt.Errorf("--%s %d: want an even port from 1024 to 65534", name, port)}
 		}
 	}

@@ -170,7 +170,7 @@ func (s *Source) run(ctx context.Context, sink media.Sink) error {
 		}
 		to, err := parseAddress(next)
 		if err != nil {
-			return fmt.Errorf("redirect: %v", err) // what a server says is no reason to give up for good
+			return fmt.Errorf("redirect to what is no RTSP address: %s", Redact(next)) // not ErrUnsupported: it is no reason to give up for good
 		}
 		if url.scheme == "rtsps" && to.scheme != "rtsps" {
 			return errors.New("redirect from rtsps to rtsp refused")
