@@ -1,7 +1,6 @@
 package mux
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -365,9 +364,3 @@ type WriteError struct {
 
 func (e *WriteError) Error() string { return e.Err.Error() }
 func (e *WriteError) Unwrap() error { return e.Err }
-
-// IsWriteError says whether the Segmenter will try again by itself.
-func IsWriteError(err error) bool {
-	var e *WriteError
-	return errors.As(err, &e)
-}

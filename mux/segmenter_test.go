@@ -351,7 +351,7 @@ func TestDiskFull(t *testing.T) {
 		}
 		if err := r.Write(p.track, p.Packet); err != nil {
 			require.ErrorIs(t, err, syscall.ENOSPC)
-			require.True(t, IsWriteError(err))
+			require.ErrorAs(t, err, new(*WriteError))
 			failures++
 			r.retryAt = time.Time{} // the clip plays faster than time
 		}
@@ -424,7 +424,7 @@ func TestFileDeleted(t *testing.T) {
 		}
 		if err := r.Write(p.track, p.Packet); err != nil {
 			require.ErrorIs(t, err, os.ErrNotExist)
-			require.True(t, IsWriteError(err))
+			require.ErrorAs(t, err, new(*WriteError))
 			require.ErrorContains(t, err, "deleted")
 			failures++
 			r.retryAt = time.Time{} // the clip plays faster than time
@@ -452,7 +452,7 @@ func TestUnreadableKeyframe(t *testing.T) {
 	r := record(t, s, FMP4, time.Minute)
 	err := r.Write(VideoTrack, broken)
 	require.ErrorIs(t, err, ErrNoSize)
-	require.False(t, IsWriteError(err))
+	require.False(t, errors.As(err, new(*WriteError)))
 	r.write(t, s.packets)
 	require.NoError(t, r.Close())
 	require.Len(t, r.segments, 1)
@@ -465,7 +465,7 @@ func TestOpenFails(t *testing.T) {
 	r.o.Create = func(time.Time) (File, error) { return nil, io.ErrClosedPipe }
 	err := r.Write(VideoTrack, s.packets[0].Packet)
 	require.ErrorIs(t, err, io.ErrClosedPipe)
-	require.True(t, IsWriteError(err))
+	require.ErrorAs(t, err, new(*WriteError))
 	require.NoError(t, r.Write(VideoTrack, s.packets[0].Packet), "it waits before it tries again")
 	require.NoError(t, r.Close())
 }
@@ -505,7 +505,5 @@ func TestPattern(t *testing.T) {
 }
 
 func TestWriteErrorUnwraps(t *testing.T) {
-	require.True(t, IsWriteError(&WriteError{Err: io.EOF}))
-	require.False(t, IsWriteError(io.EOF))
 	require.True(t, errors.Is(&WriteError{Err: io.EOF}, io.EOF))
 }

@@ -98,11 +98,11 @@ func TestPushRTSP(t *testing.T) {
 	addr := freePort(t, "tcp")
 	logs := startPush(t, PushOptions{RuntimeDir: dir, Keys: []string{l.key}, URL: "rtsp://admin:" + password + "@" + addr + "/live/%{key}"})
 	for range 2 {
-		r := &testcam.Recorder{}
+		r := &testenv.Recorder{}
 		s, err := rtsp.NewServer(rtsp.ServerOptions{Listen: addr, Catalog: noStreams{}, Publish: r, Username: "admin", Password: password, RTPPort: -1,
 			Logger: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
-		var rec testcam.Recording
+		var rec testenv.Recording
 		testenv.Eventually(t, 15*time.Second, func() error {
 			rec = r.Get("live/" + l.key)
 			if len(rec.Packets) < 2 || len(rec.Packets[0]) < 40 || len(rec.Packets[1]) < 20 {
@@ -147,7 +147,7 @@ func TestPushRefused(t *testing.T) {
 	clip, err := testcam.EmbeddedClip("h264", false)
 	require.NoError(t, err)
 	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	s, err := rtsp.NewServer(rtsp.ServerOptions{Listen: "127.0.0.1:0", Catalog: noStreams{}, Publish: &testcam.Recorder{}, Username: "u", Password: "p", RTPPort: -1,
+	s, err := rtsp.NewServer(rtsp.ServerOptions{Listen: "127.0.0.1:0", Catalog: noStreams{}, Publish: &testenv.Recorder{}, Username: "u", Password: "p", RTPPort: -1,
 		Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	defer s.Close()

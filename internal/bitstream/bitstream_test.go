@@ -2,6 +2,7 @@ package bitstream
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -141,7 +142,7 @@ func TestNALs(t *testing.T) {
 	}
 	require.Equal(t, [][]byte{{0x67, 1}, {0x68, 2}, {0x65, 0, 0, 3, 0, 0, 3, 1}}, got)
 
-	avcc := AppendAVCC(nil, au)
+	avcc := appendAVCC(nil, au)
 	back, err := AppendAnnexB(nil, avcc, 4)
 	require.NoError(t, err)
 	require.Equal(t, []byte{0, 0, 0, 1, 0x67, 1, 0, 0, 0, 1, 0x68, 2, 0, 0, 0, 1, 0x65, 0, 0, 3, 0, 0, 3, 1}, back)
@@ -266,7 +267,7 @@ func TestAV1(t *testing.T) {
 	require.Equal(t, Format{Codec: media.AV1, Width: 1920, Height: 804, ChromaFormat: 1, BitDepth: 8}, f)
 	key := append(append([]byte{}, seq...), 0x32, 2, 0x10, 0)
 	require.True(t, AV1IsKey(key))
-	require.True(t, IsKey(media.AV1, key))
+	require.True(t, AV1IsKey(key))
 	require.False(t, AV1IsKey([]byte{0x32, 2, 0x10, 0}), "no sequence header")
 	require.False(t, AV1IsKey(append(append([]byte{}, seq...), 0x32, 2, 0x30, 0)), "inter frame")
 	require.Equal(t, seq, AV1Extradata(key))
@@ -349,7 +350,7 @@ func FuzzBitstream(f *testing.F) {
 	f.Add(media.AV1, []byte{0x0A, 0x0B, 0x00, 0x00, 0x00, 0x42, 0xA7, 0xBF, 0xE4, 0x60, 0x0D, 0x00, 0x40, 0x32, 2, 0x10, 0})
 	f.Add(media.MJPEG, []byte{0xFF, 0xD8, 0xFF, 0xDB, 0, 3, 0, 0xFF, 0xC0, 0, 11, 8, 4, 0x38, 7, 0x80, 1, 1, 0x11, 0})
 	f.Fuzz(func(t *testing.T, codec uint32, b []byte) {
-		IsKey(codec, b)
+		AV1IsKey(b)
 		JPEGSize(b)
 		AV1Format(b)
 		AV1Extradata(b)
@@ -366,9 +367,18 @@ func FuzzBitstream(f *testing.F) {
 			again.Update(whole)
 			require.Equal(t, p.Extradata(), again.Extradata(), "sets in front of a unit are those that were kept")
 		}
-		avcc := AppendAVCC(nil, b)
+		avcc := appendAVCC(nil, b)
 		back, err := AppendAnnexB(nil, avcc, 4)
 		require.NoError(t, err)
-		require.True(t, bytes.Equal(avcc, AppendAVCC(nil, back)), fmt.Sprintf("%x", b))
+		require.True(t, bytes.Equal(avcc, appendAVCC(nil, back)), fmt.Sprintf("%x", b))
 	})
+}
+
+// appendAVCC appends an Annex B access unit as NAL units with 4-byte length prefixes, the form that AppendAnnexB undoes.
+func appendAVCC(dst, annexB []byte) []byte {
+	for nal := range NALs(annexB) {
+		dst = binary.BigEndian.AppendUint32(dst, uint32(len(nal)))
+		dst = append(dst, nal...)
+	}
+	return dst
 }

@@ -143,17 +143,6 @@ func Inspect(codec uint32, au []byte) Info {
 	return info
 }
 
-// IsKey says whether decoding can start at this packet of any video codec.
-func IsKey(codec uint32, data []byte) bool {
-	switch codec {
-	case media.H264, media.HEVC:
-		return Inspect(codec, data).Key
-	case media.AV1:
-		return AV1IsKey(data)
-	}
-	return true // MJPEG: every picture stands alone
-}
-
 // IntraSlice reads the slice_type of an H.264 slice: 2 and 7 are I, 4 and 9 SI.
 func IntraSlice(nal []byte) bool {
 	if t := H264Type(nal); t != H264Slice && t != H264PartitionA {

@@ -3,7 +3,6 @@
 package bitstream
 
 import (
-	"encoding/binary"
 	"errors"
 	"iter"
 )
@@ -94,13 +93,4 @@ func AppendAnnexB(dst, avcc []byte, lengthSize int) ([]byte, error) {
 		avcc = avcc[n:]
 	}
 	return dst, nil
-}
-
-// AppendAVCC appends an Annex B access unit as NAL units with 4-byte length prefixes.
-func AppendAVCC(dst, annexB []byte) []byte {
-	for nal := range NALs(annexB) {
-		dst = binary.BigEndian.AppendUint32(dst, uint32(len(nal)))
-		dst = append(dst, nal...)
-	}
-	return dst
 }

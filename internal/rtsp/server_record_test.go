@@ -27,7 +27,7 @@ func (emptyCatalog) Open(string, []int) (rtsp.StreamReader, error) {
 	return nil, fmt.Errorf("nothing here")
 }
 
-func recordServer(t *testing.T, o rtsp.ServerOptions, r *testcam.Recorder) *rtsp.Server {
+func recordServer(t *testing.T, o rtsp.ServerOptions, r *testenv.Recorder) *rtsp.Server {
 	t.Helper()
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"
@@ -68,7 +68,7 @@ func TestFFmpegPublishes(t *testing.T) {
 	t.Parallel() // runs when the tests that look for leaks are done
 	testenv.Watchdog(t, 2*time.Minute)
 	ffmpeg := testenv.NeedTool(t, "ffmpeg")
-	r := &testcam.Recorder{}
+	r := &testenv.Recorder{}
 	s := recordServer(t, rtsp.ServerOptions{}, r)
 	for _, c := range []struct{ name, file, transport string }{
 		{"h264-aac", "a.mp4", "udp"}, {"h265-bframes-ulaw", "b.mkv", "tcp"},
@@ -115,7 +115,7 @@ func TestFFmpegPublishes(t *testing.T) {
 
 func TestPublisherRefused(t *testing.T) {
 	testenv.CheckLeaks(t)
-	r := &testcam.Recorder{Refuse: errors.New("not here")}
+	r := &testenv.Recorder{Refuse: errors.New("not here")}
 	s := recordServer(t, rtsp.ServerOptions{RTPPort: -1}, r)
 	c := testenv.DialRTSP(t, s.Addr().String(), "live")
 	status, _, _ := c.Do("ANNOUNCE", c.URL, "Content-Type: application/sdp", "Content-Length: 0")

@@ -1,4 +1,4 @@
-package testcam
+package testenv
 
 import (
 	"sync"
