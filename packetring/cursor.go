@@ -37,7 +37,7 @@ const (
 
 // skipsPerCall bounds the work of one next: a ring holds no more packets than this, so only a writer that plays with its counters,
 // or one that is faster than its reader, needs more.
-const skipsPerCall = 2 * maxSlots
+const skipsPerCall = 2 * MaxSlots
 
 // next takes the next packet's fields and payload into a.d and a.dst. With report it returns overrun when one has happened, before
 // the packet that follows it.

@@ -38,7 +38,7 @@ func FuzzReader(f *testing.F) {
 	f.Add(uint16(1), uint16(1), uint8(0), []byte{})
 	f.Add(uint16(1024), uint16(4096), uint8(9), []byte("\x01\x00\x00\x00\x00\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, slots, dataSize uint16, at uint8, b []byte) {
-		n, d := 1+uint32(slots)%maxSlots, 1+uint32(dataSize)
+		n, d := 1+uint32(slots)%MaxSlots, 1+uint32(dataSize)
 		r := heapRing(n, d, Config{Protocol: 4})
 		half := len(b) / 2
 		scribble(r, b[:half])
@@ -95,7 +95,7 @@ func readAll(t *testing.T, r *ring, foreign bool) {
 	for _, p := range []Position{SeekLive, SeekOldest, SeekTime(time.Unix(0, 1))} {
 		c := cursor{a: newAttempt(r, 1<<20, foreign)}
 		c.seek(p)
-		for range 10 * maxSlots {
+		for range 10 * MaxSlots {
 			out := c.next(false)
 			if out == empty || out == ended {
 				break

@@ -58,8 +58,10 @@ type slot struct {
 }
 
 const (
-	magic        = 0xCC7C1DCD
-	maxSlots     = 1024 // section 10.2
+	magic = 0xCC7C1DCD
+	// MaxSlots is the most packets that a ring can hold (section 10.2).
+	MaxSlots = 1024
+
 	maxExtradata = 4096 // the room in the header
 
 	headerSize = 0x1040
@@ -129,8 +131,8 @@ func openRing(mem []byte) (ring, error) {
 		return ring{}, fmt.Errorf("%w: protocol %d, want 2 to 4", ErrFormat, v)
 	}
 	slots, dataSize := hdr.slots.Load(), hdr.dataSize.Load()
-	if slots < 1 || slots > maxSlots {
-		return ring{}, fmt.Errorf("%w: %d slots, want 1 to %d", ErrFormat, slots, maxSlots)
+	if slots < 1 || slots > MaxSlots {
+		return ring{}, fmt.Errorf("%w: %d slots, want 1 to %d", ErrFormat, slots, MaxSlots)
 	}
 	if dataSize < 1 || fileSize(slots, dataSize) > uint64(len(mem)) {
 		return ring{}, fmt.Errorf("%w: %d slots and %d data bytes in a file of %d bytes", ErrFormat, slots, dataSize, len(mem))

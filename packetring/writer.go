@@ -47,8 +47,8 @@ func (c Config) withDefaults() (Config, error) {
 		c.Protocol = 4
 	}
 	switch {
-	case c.Slots < 1 || c.Slots > maxSlots:
-		return c, fmt.Errorf("%d slots, want 1 to %d", c.Slots, maxSlots)
+	case c.Slots < 1 || c.Slots > MaxSlots:
+		return c, fmt.Errorf("%d slots, want 1 to %d", c.Slots, MaxSlots)
 	case c.DataSize < 1 || c.DataSize > math.MaxUint32:
 		return c, fmt.Errorf("%d data bytes, want 1 to %d", c.DataSize, uint32(math.MaxUint32))
 	case c.MaxPacket < 1 || c.MaxPacket > c.DataSize:

@@ -5,18 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/packetring"
 )
 
 const (
 	// The ring of a video holds a GOP of several seconds: 16 MiB are 33 s at 4 Mbit/s and 16 s at 8 Mbit/s; the slots are as many
 	// as the format allows (41 s at 25 frames a second), since an empty one costs 64 bytes. Of MJPEG at 80 Mbit/s it holds 1.6 s,
 	// and every picture of it stands alone.
-	defaultIngestSlots = 1024
+	defaultIngestSlots = packetring.MaxSlots
 	defaultIngestBytes = 16 << 20
 	// An access unit may fill a quarter of the ring, and at most what an 8K keyframe needs.
 	maxIngestPacket = 8 << 20
@@ -79,8 +81,8 @@ func NewIngest(o IngestOptions) (*Ingest, error) {
 			return nil, fmt.Errorf("audio: %w", err)
 		}
 	}
-	if o.PacketSlots < 0 || o.PacketBytes < 0 || o.PacketSlots > 1024 {
-		return nil, fmt.Errorf("packet ring of %d slots and %d bytes: want 1 to 1024 slots: %w", o.PacketSlots, o.PacketBytes, framering.ErrInvalidArg)
+	if o.PacketSlots < 0 || o.PacketBytes < 0 || o.PacketSlots > packetring.MaxSlots || o.PacketBytes > math.MaxUint32 {
+		return nil, fmt.Errorf("packet ring of %d slots and %d bytes: want 1 to %d slots, and less than 4 GiB: %w", o.PacketSlots, o.PacketBytes, packetring.MaxSlots, framering.ErrInvalidArg)
 	}
 	if o.PacketSlots == 0 {
 		o.PacketSlots = defaultIngestSlots
@@ -122,7 +124,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 		ctx, cancel = context.WithTimeout(ctx, in.o.Duration)
 		defer cancel()
 		err := in.run(ctx)
-		if errors.Is(err, context.DeadlineExceeded) && outer.Err() == nil && ctx.Err() != nil {
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil && !errors.Is(outer.Err(), context.DeadlineExceeded) {
 			return nil
 		}
 		return err

@@ -384,7 +384,7 @@ func TestIngestEnds(t *testing.T) {
 	require.ErrorIs(t, in.Run(t.Context()), framering.ErrAlreadyExists, "said before the camera is asked")
 	require.NoError(t, pub.Close(framering.ReasonNormal))
 
-	for _, o := range []IngestOptions{{Key: ""}, {Key: "a b"}, {Key: string(bytes.Repeat([]byte{'x'}, 58))}, {Key: "x", PacketSlots: 1025}, {Key: "x", PacketBytes: -1}} {
+	for _, o := range []IngestOptions{{Key: ""}, {Key: "a b"}, {Key: string(bytes.Repeat([]byte{'x'}, 58))}, {Key: "x", PacketSlots: 1025}, {Key: "x", PacketBytes: -1}, {Key: "x", PacketBytes: 4 << 30}} {
 		_, err := NewIngest(o)
 		require.ErrorIs(t, err, framering.ErrInvalidArg, o.Key)
 	}

@@ -3,6 +3,7 @@ package av
 /*
 #cgo pkg-config: libavcodec libavutil libswscale
 #include <stdlib.h>
+#include <string.h>
 #include <libavcodec/avcodec.h>
 #include "still.h"
 */
@@ -57,6 +58,9 @@ type Still struct {
 	FullRange     bool         // 0…255 rather than video's 16…235
 }
 
+// stillPadding is what swscale may read behind a plane: AV_INPUT_BUFFER_PADDING_SIZE, as everywhere in FFmpeg.
+const stillPadding = C.AV_INPUT_BUFFER_PADDING_SIZE
+
 // EncodeStill returns a picture as a file. quality is that of JPEG, 1 (best) to 31; 0 = 3.
 func EncodeStill(s Still, format StillFormat, quality int) ([]byte, error) {
 	if quality == 0 {
@@ -72,8 +76,11 @@ func EncodeStill(s Still, format StillFormat, quality int) ([]byte, error) {
 		in.full_range = 1
 	}
 	for i, p := range s.Planes {
-		b := C.CBytes(p.Data) // swscale reads whole vectors beyond the last line: not from a mapping's end
+		// swscale reads whole vectors beyond the last line: neither from a mapping's end nor from that of an allocation.
+		b := C.malloc(C.size_t(len(p.Data) + stillPadding))
 		defer C.free(b)
+		copy(unsafe.Slice((*byte)(b), len(p.Data)), p.Data)
+		C.memset(unsafe.Add(b, len(p.Data)), 0, stillPadding)
 		in.data[i], in.linesize[i] = (*C.uint8_t)(b), C.int(p.Pitch)
 	}
 	codec := C.int(C.AV_CODEC_ID_MJPEG)
