@@ -79,16 +79,12 @@ func (p *Pattern) Create(t time.Time) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-		return nil, fmt.Errorf("create recording: %w", err)
-	}
-	ext := filepath.Ext(path)
-	stem := strings.TrimSuffix(path, ext)
+	first := path
 	for n := 1; n <= maxNameTries; n++ {
 		if n > 1 {
-			path = fmt.Sprintf("%s-%d%s", stem, n, ext)
+			path = numbered(first, n)
 		}
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		f, err := createIn(path)
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
@@ -99,6 +95,25 @@ func (p *Pattern) Create(t time.Time) (*os.File, error) {
 		return f, nil
 	}
 	return nil, fmt.Errorf("create recording: %s and %d numbered names after it exist", path, maxNameTries)
+}
+
+// numbered is the name of the n-th file of one name.
+func numbered(path string, n int) string {
+	ext := filepath.Ext(path)
+	return fmt.Sprintf("%s-%d%s", strings.TrimSuffix(path, ext), n, ext)
+}
+
+// createIn makes a file and the folders above it, which somebody may remove in that moment because they are empty.
+func createIn(path string) (f *os.File, err error) {
+	for range 3 {
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			return nil, err
+		}
+		if f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); !errors.Is(err, fs.ErrNotExist) {
+			return f, err
+		}
+	}
+	return nil, err
 }
 
 // lock is advice to others: a file system without locks records as well.

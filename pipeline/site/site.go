@@ -39,6 +39,7 @@ type Site struct {
 	runtimeDir string
 	group      string
 	started    time.Time
+	keeper     *keeper
 	watchers   []func(segment) // told of each finished file; set before Run
 
 	mu        sync.Mutex
@@ -62,6 +63,8 @@ func New(o Options) (*Site, error) {
 	if s.o.Backoff <= 0 {
 		s.o.Backoff = minBackoff
 	}
+	s.keeper = newKeeper(s.log)
+	s.watchers = append(s.watchers, s.keeper.finished)
 	s.runtimeDir, s.group = o.RuntimeDir, o.Group
 	if s.runtimeDir == "" {
 		s.runtimeDir = c.RuntimeDir
@@ -77,6 +80,13 @@ func New(o Options) (*Site, error) {
 // stop. It returns an error when a stage did not stop in time, else nil.
 func (s *Site) Run(ctx context.Context) error {
 	s.apply(s.config)
+	helpers, stop := context.WithCancel(context.Background())
+	var help sync.WaitGroup
+	help.Go(func() { s.keeper.run(helpers) })
+	defer func() {
+		stop()
+		help.Wait()
+	}()
 	if s.o.Ready != nil {
 		s.o.Ready(s.config)
 	}
@@ -153,6 +163,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 			ingests++
 		}
 	}
+	s.keeper.configure(c)
 	over, n := c.staggerOver(ingests), 0
 	s.mu.Lock()
 	s.config, s.stages = c, stages

@@ -1,0 +1,236 @@
+package site
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cfpipe/cfpipe/mux"
+)
+
+const (
+	// A ledger remembers this many of the oldest files: a month of minutes is 43 200 files a camera, and their total is a number.
+	ledgerFiles = 2000
+	// A file that was written to so lately may be open still: it is asked.
+	maybeOpen = 10 * time.Minute
+	// A folder out of which files were removed is removed itself when it has been empty for so long.
+	emptyFor = time.Hour
+)
+
+// recording is a finished file. at is when it was last written.
+type recording struct {
+	path string
+	size int64
+	at   time.Time
+}
+
+// ledger is what is known about one camera's files. The keeper's mutex guards what changes.
+type ledger struct {
+	key, out string
+	files    mux.Files
+	others   []mux.Files // of longer keys: a file that matches one of them is theirs
+	keep     Retention
+
+	scanned  time.Time
+	total    int64 // bytes of all finished files
+	count    int
+	oldest   []recording // in order of time
+	complete bool        // oldest holds all files
+	scanning bool
+	late     []recording // finished while scanning
+	emptied  map[string]bool
+}
+
+// base is a folder that exists: that of the files, or one above it.
+func (l *ledger) base() string {
+	dir := l.files.Dir
+	for {
+		if i, err := os.Stat(dir); err == nil && i.IsDir() {
+			return dir
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return dir
+		}
+		dir = up
+	}
+}
+
+func (l *ledger) mine(path string) bool {
+	return l.files.Match(path) && !slices.ContainsFunc(l.others, func(f mux.Files) bool { return f.Match(path) })
+}
+
+// add counts a file that was finished just now.
+func (l *ledger) add(e recording) {
+	if l.scanning {
+		l.late = append(l.late, e)
+		return
+	}
+	if l.scanned.IsZero() {
+		return // the first scan finds it
+	}
+	l.total += e.size
+	l.count++
+	switch {
+	case !l.complete:
+	case len(l.oldest) < ledgerFiles:
+		l.oldest = append(l.oldest, e)
+	default:
+		l.complete = false
+	}
+}
+
+// scan reads the folders of a ledger anew.
+func (k *keeper) scan(ctx context.Context, l *ledger) {
+	k.mu.Lock()
+	l.scanning, l.late = true, nil
+	k.mu.Unlock()
+	found, recent, count, total := l.walk(ctx)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l.scanning = false
+	if ctx.Err() != nil {
+		return
+	}
+	l.scanned, l.total, l.count = time.Now(), total, count
+	l.complete = count <= ledgerFiles
+	l.oldest = found
+	for _, e := range l.late {
+		if !recent[e.path] {
+			l.add(e)
+		}
+	}
+	l.late = nil
+}
+
+// walk finds the oldest finished files, and counts all. recent are the names of those that were finished lately.
+func (l *ledger) walk(ctx context.Context) (found []recording, recent map[string]bool, count int, total int64) {
+	recent = map[string]bool{}
+	root, err := os.OpenRoot(l.files.Dir) // never leaves the folder, whatever links stand in it
+	if err != nil {
+		return nil, recent, 0, 0 // nothing was recorded yet
+	}
+	defer root.Close()
+	now := time.Now()
+	older := func(a, b recording) int { return a.at.Compare(b.at) }
+	_ = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		path := filepath.Join(l.files.Dir, name)
+		if err != nil {
+			return nil // a folder that went away, or is not ours to read
+		}
+		if d.IsDir() {
+			l.tidy(root, name, d, now)
+			return nil
+		}
+		if !d.Type().IsRegular() || !l.mine(path) {
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil
+		}
+		e := recording{path: path, size: info.Size(), at: info.ModTime()}
+		if now.Sub(e.at) < maybeOpen {
+			if open, err := isOpen(root, name); err != nil || open {
+				return nil
+			}
+			recent[path] = true
+		}
+		count++
+		total += e.size
+		found = append(found, e)
+		if len(found) >= 2*ledgerFiles {
+			slices.SortFunc(found, older)
+			found = found[:ledgerFiles]
+		}
+		return nil
+	})
+	slices.SortFunc(found, older)
+	return found[:min(len(found), ledgerFiles)], recent, count, total
+}
+
+// tidy removes a folder that has been empty for long and was not made by others.
+func (l *ledger) tidy(root *os.Root, name string, d fs.DirEntry, now time.Time) {
+	if name == "." || !l.emptied[name] {
+		return
+	}
+	if i, err := d.Info(); err == nil && now.Sub(i.ModTime()) > emptyFor {
+		if root.Remove(name) == nil { // fails when something is in it
+			delete(l.emptied, name)
+		}
+	}
+}
+
+// isOpen says whether somebody holds the lock that recorders hold while they write.
+func isOpen(root *os.Root, name string) (bool, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	return lockedByOther(f), nil
+}
+
+// lockedByOther takes the lock if it can; it goes with the file.
+func lockedByOther(f *os.File) bool {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return true
+	}
+	locked := true
+	_ = c.Control(func(fd uintptr) {
+		err := syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB)
+		locked = errors.Is(err, syscall.EWOULDBLOCK) // a file system without locks has no open files that we could tell
+	})
+	return locked
+}
+
+// remove removes a file unless it is open, is another one by now, or is none of the recorder's.
+func (l *ledger) remove(e recording) (gone bool, err error) {
+	if !l.mine(e.path) {
+		return false, nil
+	}
+	root, err := os.OpenRoot(l.files.Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer root.Close()
+	name, err := filepath.Rel(l.files.Dir, e.path)
+	if err != nil || strings.HasPrefix(name, "..") {
+		return false, err
+	}
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return true, nil // somebody else was faster
+	case err != nil:
+		return false, err
+	}
+	defer f.Close()
+	i, err := f.Stat()
+	if err != nil || !i.Mode().IsRegular() || lockedByOther(f) {
+		return false, err
+	}
+	if err := root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false, err
+	}
+	if dir := filepath.Dir(name); dir != "." && len(l.emptied) < ledgerFiles {
+		if l.emptied == nil {
+			l.emptied = map[string]bool{}
+		}
+		l.emptied[dir] = true
+	}
+	return true, nil
+}
