@@ -12,8 +12,8 @@ import (
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
-// subSuffix makes the key of a source's second resolution: <key>-sub.
-const subSuffix = "-sub"
+// SubSuffix makes the key of a source's second resolution: <key>-sub.
+const SubSuffix = "-sub"
 
 // AudioSuffix makes the key of a source's audio: <key>-audio.
 const AudioSuffix = "-audio"

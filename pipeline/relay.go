@@ -125,7 +125,7 @@ func tellAbsent(o RelayOptions, alive map[string]bool) {
 func serves(keys []string, path string) bool {
 	return len(keys) == 0 || slices.ContainsFunc(keys, func(key string) bool {
 		rest, ok := strings.CutPrefix(path, key)
-		return ok && (rest == "" || rest == AudioSuffix || rest == subSuffix || rest == subSuffix+AudioSuffix)
+		return ok && (rest == "" || rest == AudioSuffix || rest == SubSuffix || rest == SubSuffix+AudioSuffix)
 	})
 }
 

@@ -79,7 +79,7 @@ func (d *decoder) check(c *Config) {
 					cam.Sub.Password = cam.Password
 				}
 			}
-			d.checkStream(key+"-sub", path+".sub", cam.Sub)
+			d.checkStream(key+pipeline.SubSuffix, path+".sub", cam.Sub)
 		}
 	}
 	d.checkNames(c)

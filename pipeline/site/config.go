@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/cfpipe/cfpipe/pipeline"
 )
 
 // Config is a site file. The tags are the one home of its schema: yaml names a field, doc explains it, enum and min bound it, secret marks what
@@ -45,7 +47,7 @@ type Stream struct {
 	Realtime     bool     `yaml:"realtime" doc:"Files: play at their own speed." default:"false"`
 	Audio        bool     `yaml:"audio" doc:"Publish the sound as KEY-audio. Default: true, of a sub false." default:"true"`
 	PacketSlots  int      `yaml:"packet_slots" min:"1" max:"1024" default:"1024" doc:"Access units that the packet ring holds."`
-	PacketBytes  Size     `yaml:"packet_bytes" min:"65536" max:"4294967296" default:"16MiB" doc:"Bytes that the packet ring holds: 16MiB are 33 s of 4 Mbit/s. record.pre reaches back that far."`
+	PacketBytes  Size     `yaml:"packet_bytes" min:"65536" max:"4294967295" default:"16MiB" doc:"Bytes that the packet ring holds: 16MiB are 33 s of 4 Mbit/s. record.pre reaches back that far."`
 	Protocol     int      `yaml:"protocol" enum:"4|2|1" default:"4" doc:"Dialect of the control socket."`
 	Decode       string   `yaml:"decode" enum:"off|auto|cuda|cpu" default:"off" doc:"Pictures under the same key: auto takes the GPU where it can, else the CPU."`
 	Device       int      `yaml:"device" min:"0" max:"255" default:"0" doc:"GPU to decode on."`
@@ -175,7 +177,7 @@ func (c *Config) streams() []namedStream {
 		}
 		all = append(all, namedStream{key, "cameras." + key, &cam.Stream})
 		if cam.Sub != nil && cam.Sub.Enabled {
-			all = append(all, namedStream{key + "-sub", "cameras." + key + ".sub", cam.Sub})
+			all = append(all, namedStream{key + pipeline.SubSuffix, "cameras." + key + ".sub", cam.Sub})
 		}
 	}
 	slices.SortFunc(all, func(a, b namedStream) int { return cmp.Compare(a.key, b.key) })

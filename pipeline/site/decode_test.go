@@ -93,6 +93,7 @@ func TestLoadErrors(t *testing.T) {
 		"duration":          {"cameras: {a: {source: 'rtsp://h/a', timeout: 10}}", "want a duration such as 10s"},
 		"negative":          {"cameras: {a: {source: 'rtsp://h/a', timeout: -10s}}", "want a duration"},
 		"size":              {"cameras: {a: {source: 'rtsp://h/a', packet_bytes: 1 potato}}", "want a size"},
+		"ring":              {"cameras: {a: {source: 'rtsp://h/a', packet_bytes: 4GiB}}", "4294967295"},
 		"huge size":         {ok + "retention: {size: 99999999999TiB}\n", "size is too large"},
 		"bool":              {"cameras: {a: {source: 'rtsp://h/a', audio: maybe}}", "want true or false"},
 		"list for value":    {"cameras: {a: {source: [x]}}", "want one value"},
