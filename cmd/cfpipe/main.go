@@ -23,7 +23,7 @@ func main() {
 	stop()
 	status := exitStatus(err)
 	if status != exitDone {
-		fmt.Fprintln(os.Stderr, "cfpipe: "+err.Error())
+		fmt.Fprintln(os.Stderr, "cfpipe: "+printable(err.Error()))
 	}
 	os.Exit(status)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
+	"unicode"
 
 	"golang.org/x/term"
 )
@@ -12,6 +14,16 @@ import (
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// printable replaces what would steer a terminal: errors and progress may hold what a camera or a publisher has said.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
 }
 
 // statusLine is a line of progress on a terminal; it writes nothing elsewhere.
@@ -26,7 +38,7 @@ func newStatusLine(w io.Writer) *statusLine { return &statusLine{w: w, on: isTer
 func (s *statusLine) show(text string) {
 	if s.on {
 		s.shown = true
-		fmt.Fprintf(s.w, "\r\x1b[K%s", text)
+		fmt.Fprintf(s.w, "\r\x1b[K%s", printable(text))
 	}
 }
 
