@@ -37,6 +37,7 @@ type File interface {
 	io.Closer
 	Sync() error
 	Truncate(size int64) error
+	Stat() (os.FileInfo, error)
 	Name() string
 }
 
@@ -266,18 +267,14 @@ func (s *Segmenter) flushed() error {
 // deleted says whether the name of an open file leads to it no more and no other does: what is written into it goes with its
 // descriptor. File systems that count no links are asked by name.
 func deleted(f File) bool {
-	file, ok := f.(*os.File)
-	if !ok {
-		return false
-	}
-	st, err := file.Stat()
+	st, err := f.Stat()
 	if err != nil || !st.Mode().IsRegular() {
 		return false
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || sys.Nlink > 0 {
 		return false
 	}
-	named, err := os.Lstat(file.Name())
+	named, err := os.Lstat(f.Name())
 	return err != nil || !os.SameFile(st, named)
 }
 

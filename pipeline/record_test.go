@@ -292,6 +292,40 @@ func TestRecordDamagedKeyframe(t *testing.T) {
 	playable(t, k.segments[0].Path)
 }
 
+// The folder is deleted under a recording: a new file begins within a second or two, and what is lost is told.
+func TestRecordFolderDeleted(t *testing.T) {
+	t.Parallel()
+	dir, key := place(t)
+	cam := publishClip(t, dir, key, embedded(t), 0)
+	defer cam.stop()
+	folder := filepath.Join(t.TempDir(), "a")
+	var k kept
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Record(ctx, RecordOptions{RuntimeDir: dir, Key: key, Out: folder + "/b/%{key}.mp4", Done: k.done, Started: k.started})
+	}()
+	opened := func(want int) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if _, n := k.count(); n != want {
+				return fmt.Errorf("%d files opened", n)
+			}
+			return nil
+		})
+	}
+	opened(1)
+	require.NoError(t, os.RemoveAll(folder))
+	opened(2)
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	last := k.segments[len(k.segments)-1]
+	require.NoError(t, last.Err)
+	require.NotZero(t, last.Lost)
+	playable(t, last.Path)
+}
+
 // The disk is full (f4): reading goes on, and recording resumes by itself once there is room.
 func TestRecordDiskFull(t *testing.T) {
 	if os.Getuid() != 0 {
