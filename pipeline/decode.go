@@ -203,14 +203,19 @@ func (d *decodeStage) loop(sub *Subscription) error {
 			}
 			generation = g
 		}
-		err = d.decoder.Decode(decode.Packet{
-			Data: p.Data, PTS: p.PTS, DTS: p.DTS, Key: p.Flags&packetring.FlagKey != 0,
-			Corrupt: p.Flags&packetring.FlagCorrupt != 0, Discontinuity: p.Flags&packetring.FlagDiscontinuity != 0,
-		}, d.publish)
+		err = d.decoder.Decode(decodePacket(p), d.publish)
 		d.count(sub)
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// decodePacket is the ring's packet in the words of the decoder.
+func decodePacket(p packetring.Packet) decode.Packet {
+	return decode.Packet{
+		Data: p.Data, PTS: p.PTS, DTS: p.DTS, Key: p.Flags&packetring.FlagKey != 0,
+		Corrupt: p.Flags&packetring.FlagCorrupt != 0, Discontinuity: p.Flags&packetring.FlagDiscontinuity != 0,
 	}
 }
 

@@ -11,13 +11,12 @@ import (
 
 // PublishOptions describe a publication. Key must be set.
 type PublishOptions struct {
-	RuntimeDir string                 // "" = $CUFRAMES_RUNTIME_DIR, else framering.DefaultRuntimeDir
-	Key        string                 // 1 to 63 of a-z, A-Z, 0-9, _ and -
-	Group      string                 // name or number of the group that may read; "" = the owner alone
-	Protocol   uint32                 // 0 = 4
-	Packets    packetring.Config      // Mode, GID and Protocol are set from the fields above
-	Frames     *framering.FrameConfig // nil = packet-only
-	Logger     *slog.Logger           // nil = silent
+	RuntimeDir string            // "" = $CUFRAMES_RUNTIME_DIR, else framering.DefaultRuntimeDir
+	Key        string            // 1 to 63 of a-z, A-Z, 0-9, _ and -
+	Group      string            // name or number of the group that may read; "" = the owner alone
+	Protocol   uint32            // 0 = 4
+	Packets    packetring.Config // Mode, GID and Protocol are set from the fields above
+	Logger     *slog.Logger      // nil = silent
 }
 
 // Publication is a key with its control socket and its packet ring. Methods may be called from any goroutine.
@@ -34,7 +33,7 @@ func Publish(o PublishOptions) (*Publication, error) {
 		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
 	}
 	control, err := framering.NewPublisher(framering.PublisherOptions{
-		RuntimeDir: o.RuntimeDir, Key: o.Key, GID: gid, Protocol: o.Protocol, Frames: o.Frames, Logger: o.Logger,
+		RuntimeDir: o.RuntimeDir, Key: o.Key, GID: gid, Protocol: o.Protocol, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err

@@ -11,7 +11,6 @@ import (
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/av"
-	"github.com/cfpipe/cfpipe/packetring"
 )
 
 // SnapshotOptions describe a still picture of a key. Key must be set.
@@ -153,10 +152,7 @@ func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info S
 			return still, info, err
 		}
 		info.Seq = p.Seq
-		err = d.Decode(decode.Packet{
-			Data: p.Data, PTS: p.PTS, DTS: p.DTS, Key: p.Flags&packetring.FlagKey != 0,
-			Corrupt: p.Flags&packetring.FlagCorrupt != 0, Discontinuity: p.Flags&packetring.FlagDiscontinuity != 0,
-		}, keep)
+		err = d.Decode(decodePacket(p), keep)
 		if err == nil && info.Seq >= newest && slot == nil {
 			err = d.Drain(keep)
 		}
