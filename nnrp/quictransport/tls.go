@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"os"
@@ -127,18 +128,13 @@ func LoadToken(file string) ([]byte, error) {
 		return nil, fmt.Errorf("nnrp: read token: %w", err)
 	}
 	defer f.Close()
-	b := make([]byte, maxToken+1)
-	n := 0
-	for n < len(b) {
-		k, err := f.Read(b[n:])
-		n += k
-		if err != nil {
-			break
-		}
+	b, err := io.ReadAll(io.LimitReader(f, maxToken+1))
+	if err != nil {
+		return nil, fmt.Errorf("nnrp: read token: %w", err)
 	}
-	token := strings.TrimSpace(string(b[:n]))
+	token := strings.TrimSpace(string(b))
 	switch {
-	case n > maxToken:
+	case len(b) > maxToken:
 		return nil, fmt.Errorf("nnrp: token file %s is longer than %d bytes", file, maxToken)
 	case token == "":
 		return nil, fmt.Errorf("nnrp: token file %s is empty", file)

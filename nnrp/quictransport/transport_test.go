@@ -238,6 +238,8 @@ func TestTokens(t *testing.T) {
 	require.ErrorContains(t, err, "longer")
 	_, err = LoadToken(file + "x")
 	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = LoadToken(t.TempDir()) // an error of reading is not an empty file
+	require.ErrorContains(t, err, "is a directory")
 
 	check, err := CheckToken(token, []byte("second"))
 	require.NoError(t, err)
