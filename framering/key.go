@@ -6,6 +6,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
 )
@@ -15,10 +16,26 @@ const DefaultRuntimeDir = "/run/cuframes"
 
 const maxSunPath = 107 // bytes of a socket's path: sun_path of the kernel without its terminator
 
-// CheckKey returns an error that Is ErrInvalidArg unless key matches ^[a-zA-Z0-9_-]{1,63}$ (§1).
+// KeyError says that a name is no key. errors.Is(err, ErrInvalidArg).
+type KeyError struct {
+	Key string
+	Max int // characters that it may have where it is used
+}
+
+func (e *KeyError) Error() string {
+	note := ""
+	if strings.Contains(e.Key, " ") {
+		note = " (no spaces)"
+	}
+	return fmt.Sprintf("key %q: use 1 to %d of a-z A-Z 0-9 _ -%s", cut(printable(e.Key), 100), e.Max, note)
+}
+
+func (e *KeyError) Unwrap() error { return ErrInvalidArg }
+
+// CheckKey returns a *KeyError unless key matches ^[a-zA-Z0-9_-]{1,63}$ (§1).
 func CheckKey(key string) error {
 	if !shm.ValidKey(key) {
-		return fmt.Errorf("key %q: want 1 to %d characters of a-z, A-Z, 0-9, _ and -: %w", cut(printable(key), 100), shm.MaxKey, ErrInvalidArg)
+		return &KeyError{key, shm.MaxKey}
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
@@ -93,8 +94,8 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 		}
 		params.ringSize, params.policy, params.meta = f.RingSize, f.Policy, f.Meta
 	}
-	if err := makeRuntimeDir(filepath.Dir(p.path)); err != nil {
-		return nil, fmt.Errorf("publish %s: make the runtime directory: %w (choose another with --runtime-dir)", o.Key, err)
+	if err := CheckRuntimeDir(filepath.Dir(p.path)); err != nil {
+		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
 	}
 
 	// Ask the socket first: a foreign publisher holds no lock but listens. Our own always hold the lock.
@@ -117,6 +118,25 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	p.ring = &ring{seg: seg, block: initBlock(seg.Bytes(), params), config: o.Frames, freed: make(chan struct{})}
 	p.table = newTable(p.ring.block)
 	return p, nil
+}
+
+// CheckRuntimeDir says whether this process can publish there ("" as in PublisherOptions); the folder is made when it is missing.
+func CheckRuntimeDir(dir string) error {
+	dir = RuntimeDir(dir)
+	err := makeRuntimeDir(dir)
+	if err == nil {
+		const write, search = 2, 1
+		if err = syscall.Access(dir, write|search); err != nil {
+			err = fmt.Errorf("uid %d may not write there: %w", os.Geteuid(), err)
+		}
+	}
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("runtime folder %s: %w: use another (--runtime-dir $XDG_RUNTIME_DIR/cfpipe), or let root make it for this user", dir, err)
+	}
+	if err != nil {
+		return fmt.Errorf("runtime folder %s: %w (choose another with --runtime-dir)", dir, err)
+	}
+	return nil
 }
 
 // makeRuntimeDir makes a missing directory searchable by all, whatever the umask: the sockets in it have modes of their own.

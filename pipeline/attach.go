@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -83,13 +84,25 @@ func (s *Subscription) connect(ctx context.Context) (*attachment, error) {
 	}
 	a, err := s.attach(ctx, nil) // one attempt in any case, so that there is an error to tell
 	if err != nil && s.o.WaitForKey != 0 && ctx.Err() == nil {
+		s.tell("waiting for key " + s.o.Key)
 		a, err = s.await(ctx, waiting, err)
 	}
 	var none *NoKeyError
 	if errors.As(err, &none) {
-		return nil, noKey(s.o.RuntimeDir, s.o.Key)
+		none = noKey(s.o.RuntimeDir, s.o.Key)
+		none.Waited = max(s.o.WaitForKey, 0)
+		return nil, none
 	}
 	return a, err
+}
+
+// tell logs what the operator of this process waits for.
+func (s *Subscription) tell(what string, more ...any) {
+	level := slog.LevelInfo
+	if s.o.quiet {
+		level = slog.LevelDebug
+	}
+	s.log.Log(context.Background(), level, what, more...)
 }
 
 // await attaches as soon as there is a publisher. When waiting ends first it returns last, the error of the attempt before; when ctx
@@ -192,7 +205,15 @@ func (s *Subscription) leave(a *attachment, cause error) error {
 	s.mu.Unlock()
 	a.close()
 	s.draining = false
-	s.log.Info("the publisher has ended", "cause", cause)
+	var clean *framering.ShutdownError
+	switch {
+	case s.o.NoFollow:
+		s.tell("the publisher of "+s.o.Key+" has ended", "cause", cause)
+	case errors.As(cause, &clean):
+		s.tell("the publisher of " + s.o.Key + " has ended; waiting for the next one")
+	default:
+		s.tell("the publisher of "+s.o.Key+" is gone; waiting for the next one", "cause", cause)
+	}
 	if s.o.NoFollow {
 		return fmt.Errorf("key %q: %w: %w", s.o.Key, ErrEnded, cause)
 	}
@@ -231,7 +252,7 @@ func (s *Subscription) reconnect(ctx context.Context) error {
 	s.mu.Lock()
 	s.generation++
 	s.mu.Unlock()
-	s.log.Info("another publisher took over", "pid", a.control.PID)
+	s.tell("the publisher of "+s.o.Key+" is back", "pid", a.control.PID)
 	return nil
 }
 

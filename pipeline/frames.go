@@ -80,7 +80,8 @@ func SubscribeFrames(ctx context.Context, o FrameSubscribeOptions) (*FrameSubscr
 	}
 	var none *NoKeyError
 	if errors.As(err, &none) {
-		err = noKey(o.RuntimeDir, o.Key)
+		none = noKey(o.RuntimeDir, o.Key)
+		none.Waited, err = max(o.WaitForKey, 0), none
 	}
 	if err != nil {
 		s.endLife()

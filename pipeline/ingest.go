@@ -28,6 +28,11 @@ const (
 	// Reconnecting. A connection counts as good once it has delivered for goodFor; a camera that flaps stays at the longer waits.
 	minBackoff, maxBackoff = time.Second, time.Minute
 	goodFor                = 5 * time.Second
+	// After a refused login the wait is at least so many times the shortest one: cameras lock an account after 3 to 10 failures
+	// within some minutes.
+	loginBackoff = 30
+
+	maxVideoKey = 63 - len(AudioSuffix)
 )
 
 // IngestOptions say what is published under which key. Key and Source must be set.
@@ -77,12 +82,12 @@ func NewIngest(o IngestOptions) (*Ingest, error) {
 		return nil, err
 	}
 	if !o.NoAudio {
-		if err := framering.CheckKey(o.Key + AudioSuffix); err != nil {
-			return nil, fmt.Errorf("audio: %w", err)
+		if framering.CheckKey(o.Key+AudioSuffix) != nil {
+			return nil, &framering.KeyError{Key: o.Key, Max: maxVideoKey}
 		}
 	}
-	if o.PacketSlots < 0 || o.PacketBytes < 0 || o.PacketSlots > packetring.MaxSlots || o.PacketBytes > math.MaxUint32 {
-		return nil, fmt.Errorf("packet ring of %d slots and %d bytes: want 1 to %d slots, and less than 4 GiB: %w", o.PacketSlots, o.PacketBytes, packetring.MaxSlots, framering.ErrInvalidArg)
+	if err := checkRing(o.PacketSlots, o.PacketBytes); err != nil {
+		return nil, err
 	}
 	if o.PacketSlots == 0 {
 		o.PacketSlots = defaultIngestSlots
@@ -111,11 +116,11 @@ func (o IngestOptions) MaxUnit() int {
 }
 
 // Run publishes until the context ends (its error is returned), the duration is over or a source that is not live ends (nil), or
-// something fails that another attempt cannot mend: the key is taken (framering.ErrAlreadyExists), there is no room in shared
+// something fails that another attempt cannot mend: the key is taken (*KeyTakenError), there is no room in shared
 // memory, the source is of a kind that is not supported and has not worked before.
 func (in *Ingest) Run(ctx context.Context) error {
-	if p, err := framering.Inspect(in.o.RuntimeDir, in.o.Key); err == nil && p.Alive {
-		return fmt.Errorf("ingest %s: %w", in.o.Key, framering.ErrAlreadyExists)
+	if err := in.check(ctx); err != nil {
+		return fmt.Errorf("ingest %s: %w", in.o.Key, err)
 	}
 	defer in.sink.close()
 	if in.o.Duration > 0 {
@@ -145,7 +150,8 @@ func (in *Ingest) run(ctx context.Context) error {
 		in.state.connecting()
 		begun := time.Now()
 		err := in.o.Source.Run(ctx, in.sink)
-		in.delivered = in.delivered || !in.sink.first.IsZero()
+		came := !in.sink.first.IsZero()
+		in.delivered = in.delivered || came
 		good := in.sink.connectionEnded()
 		in.state.ended(err)
 		switch {
@@ -164,9 +170,16 @@ func (in *Ingest) run(ctx context.Context) error {
 		if err == nil {
 			err = errors.New("the source has ended")
 		}
-		wait := backoff/2 + rand.N(backoff) // 0.5 to 1.5 times: cameras that fail together do not come back together
-		wait = min(wait, maxBackoff)
-		in.log.Warn("connection lost", "source", in.o.Name, "error", err, "after", time.Since(begun).Round(time.Millisecond), "again_in", wait.Round(time.Millisecond))
+		wait := min(backoff/2+rand.N(backoff), maxBackoff) // 0.5 to 1.5 times: cameras that fail together do not come back together
+		what := "cannot connect"
+		switch {
+		case errors.Is(err, media.ErrLogin):
+			what = "the camera refuses the login; tried again slowly, since cameras lock accounts"
+			wait = max(wait, loginBackoff*in.o.Backoff+rand.N(in.o.Backoff))
+		case came:
+			what = "connection lost"
+		}
+		in.log.Warn(what, "source", in.o.Name, "error", err, "after", time.Since(begun).Round(time.Millisecond), "again_in", wait.Round(time.Millisecond))
 		if err := sleep(ctx, wait); err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -17,11 +18,12 @@ import (
 // Rates are those of what the ring holds now: no second look is needed.
 type KeyStatus struct {
 	Key      string `json:"key"`
-	Alive    bool   `json:"alive"`
+	Alive    bool   `json:"alive"` // null in JSON where NoAccess
 	PID      uint64 `json:"pid"`
 	Protocol uint32 `json:"protocol"`
 	Socket   string `json:"socket"`
 	Error    string `json:"error,omitempty"` // what could not be read, and why
+	NoAccess bool   `json:"-"`               // this user may not read the key: whether it is alive is not known
 
 	Codec  string `json:"codec,omitempty"`
 	Width  int    `json:"width,omitempty"` // pixels, if known
@@ -36,6 +38,19 @@ type KeyStatus struct {
 	Readers []ReaderStatus `json:"readers"`
 	Packets *RingStatus    `json:"packets,omitempty"` // nil = no packet ring
 	Frames  *FrameStatus   `json:"frames,omitempty"`  // nil = no frame ring
+}
+
+// MarshalJSON says null for what a user without access cannot know.
+func (s KeyStatus) MarshalJSON() ([]byte, error) {
+	type plain KeyStatus
+	if !s.NoAccess {
+		return json.Marshal(plain(s))
+	}
+	return json.Marshal(struct {
+		plain
+		Alive *bool   `json:"alive"`
+		PID   *uint64 `json:"pid"`
+	}{plain: plain(s)})
 }
 
 // ReaderStatus is an entry of the subscriber table.
@@ -158,7 +173,7 @@ func statusOf(p framering.Publication, now time.Time) KeyStatus {
 		Key: p.Key, Alive: p.Alive, PID: h.ProducerPID, Protocol: h.Version, Socket: p.SocketPath, Readers: []ReaderStatus{},
 	}
 	if p.Err != nil {
-		s.Error = p.Err.Error()
+		s.Error, s.NoAccess = p.Err.Error(), errors.Is(p.Err, os.ErrPermission)
 	}
 	if h.RingSize > 0 {
 		s.Frames = frameStatus(p)

@@ -94,7 +94,7 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 	}
 	audio := o.SubscribeOptions
 	audio.Key += AudioSuffix
-	audio.Start, audio.WaitForKey = StartOldest, 0
+	audio.Start, audio.WaitForKey, audio.quiet = StartOldest, 0, true
 	if sub, err := Subscribe(ctx, audio); err == nil {
 		in.audio = newTrackFeed(life, sub, audioTrack)
 		close(in.done)

@@ -27,6 +27,8 @@ type SubscribeOptions struct {
 	// NoFollow ends the subscription with its publisher: Next returns ErrEnded then. Else it waits for the next publisher.
 	NoFollow bool
 	Logger   *slog.Logger // nil = silent
+
+	quiet bool // what comes and goes is told of by another subscription
 }
 
 // Start is a position to begin at. Whatever it is, the first packet is a keyframe.
@@ -55,8 +57,9 @@ var (
 // NoKeyError is ErrNoKey with what helps: where was looked, and what is there instead.
 type NoKeyError struct {
 	Key    string
-	Path   string   // of the control socket
-	Others []string // keys that are published
+	Path   string        // of the control socket
+	Others []string      // keys that are published
+	Waited time.Duration // for the key, in vain; 0 = not at all
 }
 
 func (e *NoKeyError) Error() string {
@@ -64,7 +67,10 @@ func (e *NoKeyError) Error() string {
 	if len(e.Others) > 0 {
 		s += " (published here: " + strings.Join(e.Others, ", ") + ")"
 	}
-	return s
+	if e.Waited > 0 {
+		s += fmt.Sprintf(" after waiting %v", e.Waited)
+	}
+	return s + "; if its ingest runs, it has not reached the camera yet"
 }
 
 func (e *NoKeyError) Unwrap() error { return ErrNoKey }

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"strings"
 	"time"
@@ -18,9 +17,6 @@ import (
 
 // passwordVariable keeps a password out of the process list.
 const passwordVariable = "CFPIPE_PASSWORD"
-
-// minPacketBytes is the smallest ring that a picture of a small camera fits into.
-var minPacketBytes = byteSize(64 << 10)
 
 func newIngestCommand(o *globalOptions) *cobra.Command {
 	var i pipeline.IngestOptions
@@ -70,9 +66,6 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 			}
 			if err := sourcePassword(&src, passwordFile); err != nil {
 				return err
-			}
-			if packetBytes != 0 && (packetBytes < minPacketBytes || packetBytes > math.MaxUint32) {
-				return usageError{fmt.Errorf("--packet-bytes %v: want %v to 4 GiB less a byte", &packetBytes, &minPacketBytes)}
 			}
 			if o.Group != "" {
 				if _, err := framering.GroupID(o.Group); err != nil { // not when the camera answers

@@ -14,11 +14,12 @@ import (
 
 func newInspectCommand(o *globalOptions) *cobra.Command {
 	var w watchOptions
+	var slots bool
 	c := &cobra.Command{
 		Use:   "inspect KEY",
 		Short: "Show all of a key's rings: header, slots, subscribers, rates, lag",
-		Long: "Shows what stands in the shared memory of a key: the headers, every packet and frame slot, the subscriber table with how\n" +
-			"far each reader is behind, and the rates. It reads shared memory and disturbs nobody.\n" +
+		Long: "Shows what stands in the shared memory of a key: the headers, the subscriber table with how far each reader\n" +
+			"is behind, the rates, and with --slots every packet and frame slot. It reads shared memory and disturbs nobody.\n" +
 			"What a dead publisher has left behind is shown too, with exit status 3.\n" + exitStatusHelp,
 		Example: "  cfpipe inspect cam1\n  cfpipe inspect cam1 --json | jq .packets.buffered_seconds\n  cfpipe inspect cam1 --watch",
 		Args:    args(cobra.ExactArgs(1)),
@@ -37,20 +38,25 @@ func newInspectCommand(o *globalOptions) *cobra.Command {
 				if w.Watch && s.Packets != nil { // what fits on a screen
 					s.Packets.Packets = s.Packets.Packets[max(len(s.Packets.Packets)-watchedPackets, 0):]
 				}
-				return nil, errors.Join(printKey(out, s), err)
+				return nil, errors.Join(printKey(out, s, slots), err)
 			})
 		},
 	}
 	w.addFlags(c)
+	c.Flags().BoolVar(&slots, "slots", false, "show every packet and frame slot too; --json always does")
 	return c
 }
 
 // watchedPackets is how many packets inspect --watch shows: the newest ones.
 const watchedPackets = 16
 
-// printKey prints what inspect shows.
-func printKey(out io.Writer, s pipeline.KeyStatus) error {
+// printKey prints what inspect shows, and with slots the tables of packets and frames.
+func printKey(out io.Writer, s pipeline.KeyStatus, slots bool) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	if s.NoAccess {
+		fmt.Fprintf(t, "key\t%s\nstate\tno access\nsocket\t%s\n", s.Key, s.Socket)
+		return t.Flush() // the error says why
+	}
 	state := "alive"
 	if !s.Alive {
 		state = "dead, left behind"
@@ -95,7 +101,7 @@ func printKey(out io.Writer, s pipeline.KeyStatus) error {
 	if len(s.Readers) == 0 {
 		fmt.Fprintln(t, "-\tnone")
 	}
-	if err := t.Flush(); err != nil {
+	if err := t.Flush(); err != nil || !slots {
 		return err
 	}
 

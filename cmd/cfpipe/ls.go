@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -46,7 +47,11 @@ func newLsCommand(o *globalOptions) *cobra.Command {
 					return keys, nil
 				}
 				if len(keys) == 0 && !w.Watch {
-					o.Logger.Info("no publishers", "runtime_dir", o.RuntimeDir)
+					if _, err := os.Stat(o.RuntimeDir); errors.Is(err, os.ErrNotExist) {
+						o.Logger.Info("no publishers: the runtime folder does not exist; the first publisher makes it", "runtime_dir", o.RuntimeDir)
+					} else {
+						o.Logger.Info("no publishers", "runtime_dir", o.RuntimeDir)
+					}
 				}
 				return nil, printKeys(out, keys)
 			})
@@ -60,7 +65,14 @@ func newLsCommand(o *globalOptions) *cobra.Command {
 func printKeys(out io.Writer, keys []pipeline.KeyStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "KEY\tCODEC\tSIZE\tPACKETS/S\tKBIT/S\tAGE\tGOP\tREADERS\tPID")
+	var notes []string
+	denied := 0
 	for _, k := range keys {
+		if k.NoAccess {
+			denied++
+			fmt.Fprintf(t, "%s\tno access\n", k.Key)
+			continue
+		}
 		rate, kbit := "-", "-"
 		if k.Packets != nil {
 			rate, kbit = fmt.Sprintf("%.1f", k.PacketsPerSecond), fmt.Sprintf("%.0f", k.KbitPerSecond)
@@ -68,10 +80,22 @@ func printKeys(out io.Writer, keys []pipeline.KeyStatus) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\n",
 			k.Key, orDash(k.Codec), orDash(k.Size()), rate, kbit, age(k.AgeSeconds), gop(k), len(k.Readers), k.PID)
 		if k.Error != "" {
-			fmt.Fprintf(t, "  %s\n", k.Error)
+			notes = append(notes, k.Key+": "+k.Error)
 		}
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if denied > 0 {
+		notes = append(notes, fmt.Sprintf("no access: uid %d may not read %d of the keys; run as the user of their publishers, or start those with --group",
+			os.Getuid(), denied))
+	}
+	for _, n := range notes {
+		if _, err := fmt.Fprintln(out, n); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func orDash(s string) string {

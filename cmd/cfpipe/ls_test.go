@@ -133,10 +133,15 @@ func TestInspect(t *testing.T) {
 	out, err := execute(t.Context(), "inspect", "--runtime-dir", dir, key)
 	require.NoError(t, err)
 	for _, want := range []string{
-		key, "alive", "20.0 packets/s, 160 kbit/s", "51 packets in 64 slots", "KEY|LAST_IN_AU", "be?[31mhind", "50.0",
+		key, "alive", "20.0 packets/s, 160 kbit/s", "51 packets in 64 slots", "be?[31mhind",
 	} {
 		require.Contains(t, out, want)
 	}
+	require.NotContains(t, out, "KEY|LAST_IN_AU")
+	slots, err := execute(t.Context(), "inspect", "--runtime-dir", dir, key, "--slots")
+	require.NoError(t, err)
+	require.Contains(t, slots, "KEY|LAST_IN_AU")
+	require.Contains(t, slots, "50.0")
 	require.NotContains(t, out, "\x1b")
 
 	out, err = execute(t.Context(), "inspect", "--runtime-dir", dir, "--json", key)

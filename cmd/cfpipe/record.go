@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -31,7 +32,8 @@ seconds) and %{key}. Missing folders are made, and a file that exists is never o
 it is complete when it is reported.
 
 A file begins at a keyframe. The next one begins at the first keyframe after --segment, after a gap, and when the size or the
-codec of the pictures changes. The recording stays when the publisher or the disk goes away, and goes on when it is back.
+codec of the pictures changes. The times at which segments end are a grid that begins with the first file, and with the file
+after each gap: they do not drift. Ctrl-C or SIGTERM finishes the file. The recording stays when the publisher or the disk goes away, and goes on when it is back.
 
 fmp4 and mkv can be played at any moment and lose at most the second in flight when the power fails or the process is killed;
 so does ts. mp4 is fragmented as well while it is written, and gets an ordinary index at its end. G.711 and L16 in MP4 are
@@ -45,13 +47,6 @@ second in flight in all three.` + "\n" + exitStatusHelp,
   cfpipe record cam1 --out '%{key}-%s.mkv' --format mkv --json | jq .path`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			var err error
-			if r.Format, err = mux.ParseFormat(format); err != nil {
-				return usageError{err}
-			}
-			if r.Format == mux.AnnexB || r.Format == mux.NUT || r.Format == mux.FLV {
-				return usageError{fmt.Errorf("--format %s: a recording is fmp4, mkv, ts or mp4", format)}
-			}
 			switch r.Fsync = mux.Fsync(fsync); r.Fsync {
 			case mux.FsyncFragment, mux.FsyncSegment, mux.FsyncNever:
 			default:
@@ -65,6 +60,10 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 			}
 			if err := checkKeys(a[0]); err != nil {
 				return err
+			}
+			var err error
+			if r.Format, err = recordFormat(format, r.Out); err != nil {
+				return usageError{err}
 			}
 			if r.Segment < 0 || r.Pre < 0 || r.Duration < 0 {
 				return usageError{fmt.Errorf("a duration is negative")}
@@ -100,7 +99,7 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 	}
 	f := c.Flags()
 	f.StringVarP(&r.Out, "out", "o", "", "name of the files: strftime conversions and %{key}")
-	f.StringVarP(&format, "format", "f", string(mux.FMP4), "fmp4, mkv, ts or mp4")
+	f.StringVarP(&format, "format", "f", "", "fmp4, mkv, ts or mp4; without it the extension of --out says: .mp4 is fmp4, .mkv, .ts")
 	f.DurationVar(&r.Segment, "segment", time.Minute, "length of a file; 0 = one file")
 	f.DurationVar(&r.Pre, "pre", 0, "begin so far in the past, as far as the ring still holds it")
 	f.DurationVar(&r.Duration, "duration", 0, "stop after so much; 0 = when stopped")
@@ -109,6 +108,33 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 	f.BoolVar(&r.NoAudio, "no-audio", false, "leave KEY-audio out")
 	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")
 	return c
+}
+
+// recordFormat takes the container from --format and the extension of --out, which must agree.
+func recordFormat(format, out string) (mux.Format, error) {
+	if st, err := os.Stat(out); err == nil && st.IsDir() {
+		return "", fmt.Errorf("--out %s is a folder: name the files in it, for example %s", out, filepath.Join(out, "%{key}-%Y%m%d-%H%M%S.mp4"))
+	}
+	ext := strings.ToLower(filepath.Ext(out))
+	byName := map[string]mux.Format{".mp4": mux.FMP4, ".m4v": mux.FMP4, ".fmp4": mux.FMP4, ".mkv": mux.MKV, ".ts": mux.TS}[ext]
+	if byName == "" {
+		return "", fmt.Errorf("--out %s: the name must end in .mp4, .mkv or .ts", out)
+	}
+	switch format {
+	case "":
+		return byName, nil
+	case "fmp4", "mp4", "mkv", "ts", "matroska", "mpegts":
+	default:
+		return "", fmt.Errorf("--format %s: a recording is fmp4, mkv, ts or mp4", format)
+	}
+	f, err := mux.ParseFormat(format)
+	if err != nil {
+		return "", err
+	}
+	if f != byName && !(f == mux.MP4 && byName == mux.FMP4) {
+		return "", fmt.Errorf("--format %s and --out %s do not agree: the name must end in %s", format, out, f.Extension())
+	}
+	return f, nil
 }
 
 // stopped turns the end by a signal into no error: there is nothing to tell.

@@ -37,7 +37,7 @@ func (e *Error) Unwrap() error {
 	case astiav.ErrHttpNotFound, astiav.ErrStreamNotFound:
 		return os.ErrNotExist
 	case astiav.ErrHttpUnauthorized, astiav.ErrHttpForbidden:
-		return os.ErrPermission
+		return media.ErrLogin
 	case astiav.ErrInvaliddata:
 		return ErrInvalidData
 	case astiav.ErrDemuxerNotFound, astiav.ErrMuxerNotFound, astiav.ErrProtocolNotFound, astiav.ErrDecoderNotFound,

@@ -3,6 +3,8 @@ package media
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 )
 
 // Flags of a packet. The bits are those of a packet ring's slot (spec v4 §10.5).
@@ -44,3 +46,6 @@ type Source interface {
 
 // ErrUnsupported marks errors that trying again cannot mend: an unknown scheme, no track of a known codec.
 var ErrUnsupported = errors.New("not supported")
+
+// ErrLogin marks a refused user name or password. Trying again soon does harm: cameras lock accounts. It Is os.ErrPermission.
+var ErrLogin = fmt.Errorf("login refused: %w", os.ErrPermission)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/cfpipe/cfpipe/internal/media"
 )
 
 // Bounds on what a server sends in one message: far above what any sends.
@@ -56,6 +58,11 @@ func (e *statusError) Error() string {
 		text += " (no such path)"
 	}
 	return text
+}
+
+// Is lets errors.Is(err, media.ErrLogin) hold for a refused login.
+func (e *statusError) Is(target error) bool {
+	return target == media.ErrLogin && (e.status == 401 || e.status == 403)
 }
 
 // clientConn is one RTSP connection: requests go out from any goroutine, all is read by one.

@@ -232,6 +232,15 @@ func (s *Segment) reserve(size int) error {
 	return nil
 }
 
+// Free returns how many bytes of the shared memory's file system are free, and how many it has.
+func Free() (free, total int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(Dir, &st); err != nil {
+		return 0, 0, fmt.Errorf("statfs %s: %w", Dir, err)
+	}
+	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
+}
+
 // tempSuffix ends the name of a file that has not taken its place yet. '.' is in no key, so it collides with no segment.
 const tempSuffix = ".new"
 
