@@ -64,6 +64,9 @@ func (p *Pattern) expand(t time.Time) (string, error) {
 			rest = rest[len("key}"):]
 		case conversions[c] != "":
 			b.WriteString(t.Format(conversions[c]))
+		case c == '{':
+			name, _, _ := strings.Cut(rest, "}")
+			return "", fmt.Errorf("pattern %q: %%{%s} is not known: only %%{key}", p.text, name)
 		default:
 			return "", fmt.Errorf("pattern %q: %%%c is not known", p.text, c)
 		}

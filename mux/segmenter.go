@@ -113,6 +113,14 @@ func (s *Segmenter) SetTracks(video media.Track, audio *media.Track) {
 // Lost adds packets that were lost before they came here.
 func (s *Segmenter) Lost(n uint64) { s.lost += n }
 
+// Kept returns how many bytes of the open file can be played and stay there; 0 when no file is open.
+func (s *Segmenter) Kept() int64 {
+	if s.w == nil {
+		return 0
+	}
+	return s.good
+}
+
 // Write takes the next packet of a track, in decoding order. A file that cannot be opened or written gives an error once; after
 // a pause the next keyframe tries again, and what comes in between is counted as lost. ErrNoSize says that a file cannot begin
 // with this keyframe; it is waited for the next one.

@@ -125,6 +125,9 @@ func (d *decodeStage) run() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, sub.Close()) }()
+	if err := notSound(d.o.Key, sub.Info().CodecID); err != nil {
+		return err
+	}
 	if err := d.openDevice(); err != nil {
 		return err
 	}
@@ -161,6 +164,9 @@ func (d *decodeStage) run() (err error) {
 func (d *decodeStage) claim() error {
 	gid, err := framering.GroupID(d.o.Group)
 	if err != nil {
+		return err
+	}
+	if err := awaitKey(d.ctx, d.o.RuntimeDir, d.o.NewKey); err != nil {
 		return err
 	}
 	p, err := framering.NewPublisher(framering.PublisherOptions{
@@ -317,3 +323,11 @@ var (
 	_ framering.Memory   = (*cudavmm.Device)(nil)
 	_ framering.Importer = (*cudavmm.Receiver)(nil)
 )
+
+// notSound refuses a key that has none.
+func notSound(key string, codec uint32) error {
+	if media.IsAudio(codec) {
+		return fmt.Errorf("%s is sound (%s): there are no pictures in it", key, media.CodecTitle(codec))
+	}
+	return nil
+}

@@ -78,13 +78,12 @@ type Ingest struct {
 
 // NewIngest checks the options. The error Is framering.ErrInvalidArg when they cannot work.
 func NewIngest(o IngestOptions) (*Ingest, error) {
-	if err := framering.CheckKey(o.Key); err != nil {
-		return nil, err
-	}
+	longest := maxVideoKey + len(AudioSuffix)
 	if !o.NoAudio {
-		if framering.CheckKey(o.Key+AudioSuffix) != nil {
-			return nil, &framering.KeyError{Key: o.Key, Max: maxVideoKey}
-		}
+		longest = maxVideoKey
+	}
+	if framering.CheckKey(o.Key) != nil || len(o.Key) > longest {
+		return nil, &framering.KeyError{Key: o.Key, Max: longest}
 	}
 	if err := checkRing(o.PacketSlots, o.PacketBytes); err != nil {
 		return nil, err

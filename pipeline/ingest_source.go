@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -46,6 +47,15 @@ type OpenedSource struct {
 	Live bool   // worth connecting to again when it ends
 }
 
+// hostAndPort is the beginning of an address whose scheme was forgotten.
+var hostAndPort = regexp.MustCompile(`^([A-Za-z0-9._-]+@)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}(/|$)`)
+
+// misspelt are schemes that no input has, and what is meant by them.
+var misspelt = map[string]string{
+	"rstp": "rtsp", "rtps": "rtsp", "rtspp": "rtsp", "rtst": "rtsp", "tsp": "rtsp", "rtspt": "rtsp", "rtspu": "rtsp", "rstps": "rtsps",
+	"htpp": "http", "htp": "http", "htps": "https", "htpps": "https",
+}
+
 // OpenSource makes the source that URL names. It does not connect.
 func OpenSource(o SourceOptions) (OpenedSource, error) {
 	scheme, _, isURL := strings.Cut(o.URL, "://")
@@ -81,10 +91,17 @@ func OpenSource(o SourceOptions) (OpenedSource, error) {
 		URL: o.URL, Format: o.Format, Reader: o.Stdin, Loop: o.Loop, Realtime: o.Realtime, NoAudio: o.NoAudio, Logger: o.Logger,
 	})
 	live := isURL && scheme != "file"
-	if o.URL != "-" && o.Format == "" && !strings.Contains(o.URL, ":") { // a plain name: say at once when there is no such file
-		if _, err := os.Stat(o.URL); err != nil {
+	if o.URL != "-" && o.Format == "" && !isURL {
+		_, err := os.Stat(o.URL)
+		switch {
+		case err != nil && hostAndPort.MatchString(o.URL):
+			return OpenedSource{}, fmt.Errorf("%s is no file and no URL; did you mean rtsp://%s?", av.Mask(o.URL), av.Mask(o.URL))
+		case err != nil && !strings.Contains(o.URL, ":"): // a plain name: say at once when there is no such file
 			return OpenedSource{}, err
 		}
+	}
+	if near := misspelt[scheme]; isURL && near != "" {
+		return OpenedSource{}, fmt.Errorf("%s:// is not known; did you mean %s://?", scheme, near)
 	}
 	return OpenedSource{Source: in, Name: av.Mask(o.URL), Live: live}, nil
 }

@@ -110,8 +110,9 @@ type recorder struct {
 	told       time.Time
 	unreadable time.Time // when a keyframe without a size was last told of
 	files      int
-	begin      int64 // DTS of the first packet
-	lead       int64 // its PTS less its DTS
+	path       string // of the file opened last
+	begin      int64  // DTS of the first packet
+	lead       int64  // its PTS less its DTS
 	progress   RecordProgress
 	progressed time.Time
 }
@@ -181,6 +182,10 @@ func (r *recorder) write(it item) error {
 		return nil
 	}
 	r.o.Counter.packet(len(it.Data), it.PTS)
+	if r.failing && r.segmenter.Kept() > 0 { // a file can be opened on a full disk too
+		r.failing = false
+		r.log.Info("the recording goes on", "path", r.path)
+	}
 	r.progress.Packets++
 	r.progress.Bytes += uint64(len(it.Data))
 	if r.o.Progress != nil {
@@ -221,12 +226,15 @@ func (r *recorder) failed(err error) error {
 }
 
 func (r *recorder) started(path string, start time.Time) {
-	r.files++
 	r.o.Counter.opened()
-	if r.failing {
-		r.failing = false
-		r.log.Info("the recording goes on", "path", path)
+	if r.files++; r.files == 1 {
+		codecs := media.CodecTitle(r.video.CodecID)
+		if r.audio != nil {
+			codecs += ", " + media.CodecTitle(r.audio.CodecID)
+		}
+		r.log.Info(fmt.Sprintf("recording %s to %s (%s)", r.o.Key, path, codecs))
 	}
+	r.path = path
 	r.log.Debug("file opened", "path", path, "start", start)
 	if r.o.Started != nil {
 		r.o.Started(path, start)

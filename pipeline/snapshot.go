@@ -115,6 +115,9 @@ func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info S
 	defer func() { err = errors.Join(err, sub.Close()) }()
 	newest := sub.Stats().GlobalSeq
 	i := sub.Info()
+	if err := notSound(o.Key, i.CodecID); err != nil {
+		return still, info, err
+	}
 	d, err := decode.Open(decode.Options{CodecID: i.CodecID, Extradata: i.Extradata, Mode: decode.CPU, Logger: o.Logger})
 	if err != nil {
 		return still, info, err

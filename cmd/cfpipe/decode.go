@@ -66,7 +66,7 @@ passed over up to the next keyframe; a new size or format begins a new generatio
 It goes on with the next publisher of KEY when one has ended (see --no-follow).` + "\n" + exitStatusHelp,
 		Example: `  cfpipe decode cam1 --key cam1-frames
   cfpipe decode cam1 --key cam1-frames --decode cuda --frame-slots 8 --policy strict-wait`,
-		Args: args(cobra.ExactArgs(1)),
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if err := d.parse(); err != nil {
 				return err
@@ -91,7 +91,7 @@ It goes on with the next publisher of KEY when one has ended (see --no-follow).`
 	f.StringVar(&d.mode, "decode", "auto", "auto (NVDEC where it can, else the CPU), cuda or cpu")
 	d.add(f)
 	f.Uint32Var(&d.options.Protocol, "protocol", 4, "dialect of the control socket: 4, 2 or 1")
-	f.DurationVar(&d.options.WaitForKey, "wait", 10*time.Second, "how long to wait for KEY to be published; negative = for ever")
+	f.DurationVar(&d.options.WaitForKey, "wait", 10*time.Second, "how long to wait for KEY to be published; 0 = not at all, negative = for ever; status 4 when it ends in vain")
 	f.BoolVar(&d.options.NoFollow, "no-follow", false, "end with the publisher of KEY")
 	return c
 }

@@ -34,7 +34,7 @@ func newInferCommand(o *globalOptions) *cobra.Command {
 		Example: "  cfpipe infer cam1 --to nnrps://gpu1:4433 --fingerprint 00b1f01a…\n" +
 			"  cfpipe infer cam1 --to nnrps://gpu1 --ca ca.pem --token-file token --model yolo --fps 10 | jq .tensors\n" +
 			"  cfpipe infer cam1 --to nnrps://gpu1 --ca ca.pem --tile 32 --threshold 4",
-		Args: args(cobra.ExactArgs(1)),
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if err := i.resolve(); err != nil {
 				return err
@@ -79,7 +79,7 @@ func newInferCommand(o *globalOptions) *cobra.Command {
 	f.BoolVar(&i.SDK, "sdk-hello", false, "send CLIENT_HELLO in the public SDKs' order")
 	f.Uint64Var(&i.Count, "count", 0, "stop after so many results; 0 = when stopped")
 	f.DurationVar(&i.Duration, "duration", 0, "stop after so much; 0 = when stopped")
-	f.DurationVar(&i.WaitForKey, "wait", 0, "how long to wait for KEY's frames; negative = for ever")
+	f.DurationVar(&i.WaitForKey, "wait", 0, "how long to wait for KEY's frames; 0 = not at all, negative = for ever; status 4 when it ends in vain")
 	f.IntVar(&i.Device, "device", 0, "GPU on which frames in GPU memory are read")
 	return c
 }

@@ -44,7 +44,7 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
   cfpipe ingest rtsp://10.0.0.7/live --key gate --transport udp --no-audio
   cfpipe ingest clip.mp4 --key test --loop --realtime
   ffmpeg -i … -c copy -f mpegts - | cfpipe ingest - --key test`,
-		Args: args(cobra.ExactArgs(1)),
+		Args: oneSource,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			src.URL, src.NoAudio, src.Logger = a[0], i.NoAudio, o.Logger
 			if i.Key == "" {

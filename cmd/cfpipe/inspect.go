@@ -22,11 +22,8 @@ func newInspectCommand(o *globalOptions) *cobra.Command {
 			"is behind, the rates, and with --slots every packet and frame slot. It reads shared memory and disturbs nobody.\n" +
 			"What a dead publisher has left behind is shown too, with exit status 3.\n" + exitStatusHelp,
 		Example: "  cfpipe inspect cam1\n  cfpipe inspect cam1 --json | jq .packets.buffered_seconds\n  cfpipe inspect cam1 --watch",
-		Args:    args(cobra.ExactArgs(1)),
+		Args:    oneKey,
 		RunE: func(c *cobra.Command, a []string) error {
-			if err := checkKeys(a[0]); err != nil {
-				return err
-			}
 			return w.run(c.Context(), c.OutOrStdout(), func(out io.Writer) (any, error) {
 				s, err := pipeline.InspectKey(o.RuntimeDir, a[0])
 				if s.Key == "" {

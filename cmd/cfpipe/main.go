@@ -6,9 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/pipeline"
 )
 
 // version is set by scripts/setup.
@@ -19,13 +25,26 @@ func main() {
 	// the camera and the recording stay. Caught and not ignored, so that child processes begin with the default.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	err := newRootCommand().ExecuteContext(ctx)
+	root := newRootCommand()
+	err := checkCommand(root, os.Args[1:])
+	if err == nil {
+		err = root.ExecuteContext(ctx)
+	}
 	stop()
 	status := exitStatus(err)
 	if status != exitDone {
-		fmt.Fprintln(os.Stderr, "cfpipe: "+printable(err.Error()))
+		tellFailure(root, err, status)
 	}
 	os.Exit(status)
+}
+
+// tellFailure is the last line of a command that failed, in the form of its log.
+func tellFailure(root *cobra.Command, err error, status int) {
+	if root.PersistentFlags().Lookup("log-format").Value.String() == "json" {
+		slog.New(slog.NewJSONHandler(os.Stderr, nil)).Error(err.Error(), "exit_status", status)
+		return
+	}
+	fmt.Fprintln(os.Stderr, "cfpipe: "+printable(err.Error()))
 }
 
 // Exit statuses, the same for every command (shown by --help).
@@ -37,12 +56,6 @@ const (
 	exitTimeout  = 4
 )
 
-// usageError marks an error in how the command was called.
-type usageError struct{ err error }
-
-func (e usageError) Error() string { return e.err.Error() }
-func (e usageError) Unwrap() error { return e.err }
-
 // outputClosed says whether whoever read standard output has seen enough.
 func outputClosed(err error) bool {
 	var path *fs.PathError
@@ -52,11 +65,15 @@ func outputClosed(err error) bool {
 // exitStatus maps the error that a command returned to its exit status.
 func exitStatus(err error) int {
 	var usage usageError
+	var key *framering.KeyError
+	var absent *pipeline.NoKeyError
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), outputClosed(err):
 		return exitDone
-	case errors.As(err, &usage):
+	case errors.As(err, &usage), errors.As(err, &key):
 		return exitUsage
+	case errors.As(err, &absent) && absent.Waited > 0:
+		return exitTimeout
 	case errors.Is(err, os.ErrNotExist):
 		return exitNotFound
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):

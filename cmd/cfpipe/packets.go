@@ -30,7 +30,7 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 		Example: `  cfpipe packets cam1 -f nut | ffmpeg -i - -c:v copy out.mp4
   cfpipe packets cam1 -f mpegts | vlc -
   cfpipe packets cam1 --count 1 > keyframe.h264`,
-		Args: args(cobra.ExactArgs(1)),
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			var err error
 			if e.Format, err = mux.ParseFormat(format); err != nil {
@@ -46,9 +46,6 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 				e.Start = pipeline.StartOldest
 			default:
 				return usageError{fmt.Errorf("--from %q: want live or oldest", from)}
-			}
-			if err := checkKeys(a[0]); err != nil {
-				return err
 			}
 			if e.Duration < 0 {
 				return usageError{errors.New("--duration is negative")}
@@ -68,7 +65,7 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 	f.DurationVar(&e.Duration, "duration", 0, "stop after so much; 0 = when stopped")
 	f.Uint64Var(&e.Count, "count", 0, "stop after so many access units; 0 = when stopped")
 	f.StringVar(&from, "from", "live", "where to begin: live (newest keyframe) or oldest (all that the ring holds)")
-	f.DurationVar(&e.WaitForKey, "wait", 0, "how long to wait for KEY to be published; negative = for ever")
+	f.DurationVar(&e.WaitForKey, "wait", 0, "how long to wait for KEY to be published; 0 = not at all, negative = for ever; status 4 when it ends in vain")
 	f.BoolVar(&e.Follow, "follow", false, "go on with the next publisher when this one has ended")
 	f.BoolVar(&e.NoAudio, "no-audio", false, "leave KEY-audio out")
 	return c

@@ -45,7 +45,7 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 		Example: `  cfpipe record cam1 --out '/video/%{key}/%Y-%m-%d/%H-%M-%S.mp4' --segment 60s
   cfpipe record cam1 --out event.mp4 --segment 0 --pre 10s --duration 30s
   cfpipe record cam1 --out '%{key}-%s.mkv' --format mkv --json | jq .path`,
-		Args: args(cobra.ExactArgs(1)),
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			switch r.Fsync = mux.Fsync(fsync); r.Fsync {
 			case mux.FsyncFragment, mux.FsyncSegment, mux.FsyncNever:
@@ -57,9 +57,6 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 			}
 			if _, err := mux.ParsePattern(r.Out, a[0]); err != nil {
 				return usageError{fmt.Errorf("--out: %w", err)}
-			}
-			if err := checkKeys(a[0]); err != nil {
-				return err
 			}
 			var err error
 			if r.Format, err = recordFormat(format, r.Out); err != nil {
@@ -103,7 +100,7 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 	f.DurationVar(&r.Segment, "segment", time.Minute, "length of a file; 0 = one file")
 	f.DurationVar(&r.Pre, "pre", 0, "begin so far in the past, as far as the ring still holds it")
 	f.DurationVar(&r.Duration, "duration", 0, "stop after so much; 0 = when stopped")
-	f.DurationVar(&r.WaitForKey, "wait", 0, "how long to wait for KEY to be published; negative = for ever")
+	f.DurationVar(&r.WaitForKey, "wait", 0, "how long to wait for KEY to be published; 0 = not at all, negative = for ever; status 4 when it ends in vain")
 	f.StringVar(&fsync, "fsync", string(mux.FsyncNever), "fragment, segment or never")
 	f.BoolVar(&r.NoAudio, "no-audio", false, "leave KEY-audio out")
 	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")

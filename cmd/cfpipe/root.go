@@ -26,7 +26,7 @@ EXIT STATUS
   1  failed
   2  wrong usage
   3  no such key or file
-  4  timed out
+  4  timed out: a --wait ended without KEY, or nothing came
 `
 
 // newRootCommand builds the command tree. Each subcommand stands in a file of its own.
@@ -50,9 +50,7 @@ func newRootCommand() *cobra.Command {
 	f.StringVar(&o.Group, "group", "", "open sockets and rings to this Unix group (default: the owner alone)")
 	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.LogFormat, "log-format", "text", "text or json")
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
-	})
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
 		newBenchCommand(o),
 		newDecodeCommand(o),
@@ -70,6 +68,13 @@ func newRootCommand() *cobra.Command {
 		newRelayCommand(o),
 		newRunCommand(o),
 		newSnapshotCommand(o),
+		&cobra.Command{
+			Use: "version", Short: "Print the version", Args: args(cobra.NoArgs),
+			RunE: func(c *cobra.Command, _ []string) error {
+				_, err := fmt.Fprintln(c.OutOrStdout(), "cfpipe version "+version)
+				return err
+			},
+		},
 	)
 	return root
 }
@@ -89,14 +94,4 @@ func (o *globalOptions) setUp() error {
 		return usageError{fmt.Errorf("--log-format %q: want text or json", o.LogFormat)}
 	}
 	return nil
-}
-
-// args wraps a cobra argument check so that a failure counts as wrong usage.
-func args(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(c *cobra.Command, a []string) error {
-		if err := check(c, a); err != nil {
-			return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
-		}
-		return nil
-	}
 }

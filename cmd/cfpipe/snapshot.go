@@ -30,7 +30,7 @@ func newSnapshotCommand(o *globalOptions) *cobra.Command {
 packet ring. The file's name chooses the format (.jpg, .jpeg or .png); "-" writes a JPEG to standard output. The file appears in one
 step, a reader never sees half of it. When the camera is silent the picture is an old one: see --max-age.` + "\n" + exitStatusHelp,
 		Example: "  cfpipe snapshot cam1 -o cam1.jpg\n  cfpipe snapshot cam1 -o - | curl -T - https://…",
-		Args:    args(cobra.ExactArgs(1)),
+		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			switch ext := strings.ToLower(filepath.Ext(out)); {
 			case out == "-", ext == ".jpg", ext == ".jpeg":
@@ -79,15 +79,18 @@ step, a reader never sees half of it. When the camera is silent the picture is a
 	f := c.Flags()
 	f.StringVarP(&out, "output", "o", "", "file to write, or - for standard output")
 	f.IntVar(&s.Quality, "quality", 3, "JPEG: 1 (best) to 31")
-	f.DurationVar(&s.WaitForKey, "wait", 0, "how long to wait for KEY")
+	f.DurationVar(&s.WaitForKey, "wait", 0, "how long to wait for KEY, and for a picture; 0 = not for KEY, 5s for a picture")
 	f.DurationVar(&maxAge, "max-age", 0, "exit with status 4 when the newest picture is older; 0 = warn when it is older than 5s")
 	f.IntVar(&s.Device, "device", 0, "GPU on which frames in GPU memory are read")
 	f.BoolVar(&asJSON, "json", false, "print a line of JSON about the picture")
 	return c
 }
 
-// writeWhole puts a file in its place in one step. Who may read it is the umask's to say.
+// writeWhole puts a file in its place in one step, and makes missing folders. Who may read it is the umask's to say.
 func writeWhole(path string, b []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return err
+	}
 	temp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+rand.Text()[:10])
 	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {

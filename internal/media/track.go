@@ -123,3 +123,24 @@ func CodecName(id uint32) string {
 	}
 	return fmt.Sprintf("codec %d", id)
 }
+
+var codecTitles = map[uint32]string{
+	H264: "H.264", HEVC: "H.265", PCMMulaw: "G.711 mu-law", PCMAlaw: "G.711 A-law", G726: "G.726", G726LE: "G.726", Opus: "Opus",
+}
+
+// CodecTitle returns the name of a codec as it stands in texts.
+func CodecTitle(id uint32) string {
+	if s, ok := codecTitles[id]; ok {
+		return s
+	}
+	if s, ok := codecNames[id]; ok {
+		return strings.ToUpper(s)
+	}
+	return CodecName(id)
+}
+
+// firstAudio is the smallest id that FFmpeg gives to an audio codec.
+const firstAudio = 0x10000
+
+// IsAudio says whether an id is one of sound.
+func IsAudio(id uint32) bool { return id >= firstAudio }

@@ -293,6 +293,7 @@ func TestWrongPassword(t *testing.T) {
 	r := runSource(t, SourceOptions{URL: strings.Replace(cam.url("/x"), "rtsp://", "rtsp://bob:secret@", 1), Transport: TransportTCP})
 	err := r.ended(t)
 	require.ErrorContains(t, err, "401")
+	require.ErrorIs(t, err, media.ErrLogin)
 	require.NotContains(t, err.Error(), "secret")
 	require.LessOrEqual(t, len(cam.requests), 4, "not tried again and again: cameras lock out")
 }
