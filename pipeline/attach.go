@@ -252,7 +252,11 @@ func (s *Subscription) reconnect(ctx context.Context) error {
 	s.mu.Lock()
 	s.generation++
 	s.mu.Unlock()
-	s.tell("the publisher of "+s.o.Key+" is back", "pid", a.control.PID)
+	back := "the publisher of " + s.o.Key + " is back"
+	if a.control.PID != 0 { // else it is in another PID namespace
+		back = fmt.Sprintf("%s (pid %d)", back, a.control.PID)
+	}
+	s.tell(back)
 	return nil
 }
 

@@ -143,7 +143,7 @@ func TestContainers(t *testing.T) {
 	var state struct{ Alive bool }
 	require.NoError(t, json.Unmarshal([]byte(inspect.Stdout()), &state), inspect.Stdout())
 	require.True(t, state.Alive)
-	require.Contains(t, c.fails(exitFailed, c.shared(publish("cam1")...)), "already")
+	require.Contains(t, c.fails(exitFailed, c.shared(publish("cam1")...)), "is published by pid")
 
 	follower := c.shared("/cfpipe", "packets", "cam1", "--count", "100", "--follow", "--log-level", "info")
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -155,7 +155,7 @@ func TestContainers(t *testing.T) {
 	publisher.Kill()
 	publisher = c.shared(publish("cam1")...)
 	require.NoError(t, follower.WaitFor(t, 30*time.Second))
-	require.Contains(t, follower.Stderr(), "another publisher took over")
+	require.Contains(t, follower.Stderr(), "the publisher of cam1 is back")
 
 	// What is not shared is named.
 	for _, command := range [][]string{{"/cfpipe", "packets", "cam1"}, {"/cfpipe", "frames", "cam1"}, {"/cfpipe", "packets", "cam1", "--wait", "1s"}} {

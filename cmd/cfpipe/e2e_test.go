@@ -436,6 +436,7 @@ func TestAnotherUser(t *testing.T) {
 	}
 	out, status := other("inspect", key)
 	require.Equal(t, exitFailed, status, out)
+	require.Contains(t, out, "no access")
 	require.NotContains(t, out, "dead")
 	require.Contains(t, out, "--group")
 	out, status = other("packets", key, "--count", "1")

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
@@ -74,6 +75,8 @@ func exitStatus(err error) int {
 		return exitUsage
 	case errors.As(err, &absent) && absent.Waited > 0:
 		return exitTimeout
+	case mux.IsWriteError(err): // a folder that cannot be made is no missing input
+		return exitFailed
 	case errors.Is(err, os.ErrNotExist):
 		return exitNotFound
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):

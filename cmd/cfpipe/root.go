@@ -69,7 +69,7 @@ func newRootCommand() *cobra.Command {
 		newRunCommand(o),
 		newSnapshotCommand(o),
 		&cobra.Command{
-			Use: "version", Short: "Print the version", Args: args(cobra.NoArgs),
+			Use: "version", Short: "Print the version", Long: "Prints the version, as --version does.\n" + exitStatusHelp, Example: "  cfpipe version", Args: args(cobra.NoArgs),
 			RunE: func(c *cobra.Command, _ []string) error {
 				_, err := fmt.Fprintln(c.OutOrStdout(), "cfpipe version "+version)
 				return err

@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -91,6 +93,12 @@ func TestWaitEnds(t *testing.T) {
 		require.Equal(t, exitTimeout, exitStatus(err), name)
 		require.ErrorContains(t, err, "after waiting 50ms")
 	}
+}
+
+// What cannot be written is no missing key.
+func TestWriteFailure(t *testing.T) {
+	require.Equal(t, exitFailed, exitStatus(fmt.Errorf("record: %w", &mux.WriteError{Err: os.ErrNotExist})))
+	require.Equal(t, exitNotFound, exitStatus(os.ErrNotExist))
 }
 
 // The last line of a command that fails is JSON where the log is.
