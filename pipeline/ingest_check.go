@@ -10,6 +10,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/packetring"
 )
 
 const (
@@ -98,8 +99,8 @@ func awaitKey(ctx context.Context, runtimeDir, key string) error {
 
 // checkRing says what no packet ring of a video can be.
 func checkRing(slots, bytes int) error {
-	if slots < 0 || slots > defaultIngestSlots {
-		return fmt.Errorf("--packet-slots %d: want 1 to %d: %w", slots, defaultIngestSlots, framering.ErrInvalidArg)
+	if slots < 0 || slots > packetring.MaxSlots {
+		return fmt.Errorf("--packet-slots %d: want 1 to %d: %w", slots, packetring.MaxSlots, framering.ErrInvalidArg)
 	}
 	if bytes != 0 && (bytes < minIngestBytes || bytes > math.MaxUint32) {
 		return fmt.Errorf("--packet-bytes %d: want 64KiB to 4 GiB less a byte: %w", bytes, framering.ErrInvalidArg)

@@ -68,6 +68,7 @@ func exitStatus(err error) int {
 	var usage usageError
 	var key *framering.KeyError
 	var absent *pipeline.NoKeyError
+	var unwritten *mux.WriteError
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), outputClosed(err):
 		return exitDone
@@ -75,7 +76,7 @@ func exitStatus(err error) int {
 		return exitUsage
 	case errors.As(err, &absent) && absent.Waited > 0:
 		return exitTimeout
-	case mux.IsWriteError(err): // a folder that cannot be made is no missing input
+	case errors.As(err, &unwritten): // a folder that cannot be made is no missing input
 		return exitFailed
 	case errors.Is(err, os.ErrNotExist):
 		return exitNotFound

@@ -128,7 +128,7 @@ func recordFormat(format, out string) (mux.Format, error) {
 	if err != nil {
 		return "", err
 	}
-	if f != byName && !(f == mux.MP4 && byName == mux.FMP4) {
+	if f != byName && (f != mux.MP4 || byName != mux.FMP4) {
 		return "", fmt.Errorf("--format %s and --out %s do not agree: the name must end in %s", format, out, f.Extension())
 	}
 	return f, nil

@@ -47,8 +47,8 @@ func TestUsageSays(t *testing.T) {
 
 func TestUnknownCommand(t *testing.T) {
 	for line, says := range map[string]string{
-		"recrod cam1":             `did you mean "cfpipe record"?`,
-		"recrod --help":           `did you mean "cfpipe record"?`,
+		"rcord cam1":              `did you mean "cfpipe record"?`,
+		"rcord --help":            `did you mean "cfpipe record"?`,
 		"--log-level info nosuch": `unknown command "nosuch" (see`,
 		"bench frame --help":      `did you mean "cfpipe bench frames"?`,
 		"nnrp serv":               `did you mean "cfpipe nnrp serve"?`,
