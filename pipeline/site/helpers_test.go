@@ -1,12 +1,14 @@
 package site
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,15 +45,16 @@ func (l *text) String() string {
 
 // host is a site at work with cameras to connect to.
 type host struct {
-	t      *testing.T
-	dir    string
-	prefix string // of all keys
-	cams   *testcam.Cameras
-	site   *Site
-	log    text
-	reload chan struct{}
-	cancel context.CancelFunc
-	ended  chan error
+	t       *testing.T
+	dir     string
+	prefix  string // of all keys
+	cams    *testcam.Cameras
+	site    *Site
+	log     text
+	reload  chan struct{}
+	onServe func(net.Addr)
+	cancel  context.CancelFunc
+	ended   chan error
 
 	mu       sync.Mutex
 	segments []segment
@@ -87,6 +90,7 @@ func (h *host) start(text string) {
 		Logger: slog.New(slog.NewTextHandler(&h.log, nil)), Command: []string{testenv.Binary(h.t), "run", "--stage"},
 	})
 	require.NoError(h.t, err)
+	s.api.onServe = h.onServe
 	s.watchers = append(s.watchers, func(seg segment) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -200,3 +204,5 @@ func requireRun(t *testing.T, segments []segment) {
 	}
 	t.Fatalf("%d units of %d files are not those of the clip in a row", len(got), len(segments))
 }
+
+func newReader(b []byte) *bufio.Reader { return bufio.NewReader(bytes.NewReader(b)) }

@@ -252,3 +252,29 @@ func freeSpace(dir string) (int64, error) {
 	}
 	return int64(s.Bavail) * s.Bsize, nil
 }
+
+// keptOf is what is kept of a camera.
+type keptOf struct {
+	key          string
+	free         int64 // on its file system; -1 = unknown
+	bytes, files int64
+	counted      bool // bytes and files are known: some bound is set
+}
+
+// kept tells of every recording, sorted by key.
+func (k *keeper) kept() (list []keptOf) {
+	var ledgers []*ledger
+	k.mu.Lock()
+	for _, l := range k.ledgers {
+		list = append(list, keptOf{key: l.key, free: -1, bytes: l.total, files: int64(l.count), counted: !l.scanned.IsZero()})
+		ledgers = append(ledgers, l)
+	}
+	k.mu.Unlock()
+	for i, l := range ledgers { // a file system that hangs must not hold up those who finish files
+		if n, err := k.free(l.base()); err == nil {
+			list[i].free = n
+		}
+	}
+	slices.SortFunc(list, func(a, b keptOf) int { return cmp.Compare(a.key, b.key) })
+	return list
+}

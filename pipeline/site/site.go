@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
@@ -40,6 +41,8 @@ type Site struct {
 	group      string
 	started    time.Time
 	keeper     *keeper
+	api        api
+	turned     atomic.Int64    // Unix ns of the loop's last turn; read by /health/live
 	watchers   []func(segment) // told of each finished file; set before Run
 
 	mu        sync.Mutex
@@ -63,7 +66,7 @@ func New(o Options) (*Site, error) {
 	if s.o.Backoff <= 0 {
 		s.o.Backoff = minBackoff
 	}
-	s.keeper = newKeeper(s.log)
+	s.keeper, s.api.site = newKeeper(s.log), s
 	s.watchers = append(s.watchers, s.keeper.finished)
 	s.runtimeDir, s.group = o.RuntimeDir, o.Group
 	if s.runtimeDir == "" {
@@ -85,7 +88,16 @@ func (s *Site) Run(ctx context.Context) error {
 	help.Go(func() { s.keeper.run(helpers) })
 	defer func() {
 		stop()
-		help.Wait()
+		s.api.stop()
+		ended := make(chan struct{})
+		go func() {
+			help.Wait()
+			close(ended)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(stopTimeout): // a file system hangs
+		}
 	}()
 	if s.o.Ready != nil {
 		s.o.Ready(s.config)
@@ -94,6 +106,7 @@ func (s *Site) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	w := newFileWatch(s.o.File)
 	for ctx.Err() == nil {
+		s.turned.Store(time.Now().UnixNano())
 		select {
 		case <-ctx.Done():
 		case <-s.o.Reload:
@@ -164,6 +177,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 		}
 	}
 	s.keeper.configure(c)
+	s.api.configure(c.HTTP)
 	over, n := c.staggerOver(ingests), 0
 	s.mu.Lock()
 	s.config, s.stages = c, stages

@@ -1,0 +1,314 @@
+package site
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
+
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+// Bounds of the API: it serves a monitoring system and some people.
+const (
+	httpConns     = 64
+	httpHeader    = 8 << 10
+	httpTimeout   = 30 * time.Second // of a whole answer: a scrape of 200 cameras, a snapshot
+	httpSnapshots = 2                // made at a time: each decodes up to a keyframe interval
+	snapshotWait  = 5 * time.Second
+	// silentAfter is when a camera that brings nothing is not well.
+	silentAfter = 10 * time.Second
+	// liveFor is how long after the last turn of the site's loop it counts as alive: a reload may wait for stages to stop.
+	liveFor = 3 * stopTimeout
+)
+
+// api serves HTTP as the newest configuration says.
+type api struct {
+	site    *Site
+	onServe func(net.Addr) // tests and logs; may be nil
+	now     *HTTP
+	cancel  context.CancelFunc
+	done    chan struct{}
+}
+
+// configure starts, stops or moves the server. It is for one goroutine.
+func (a *api) configure(h *HTTP) {
+	if a.now != nil && h != nil && *a.now == *h {
+		return
+	}
+	a.stop()
+	if h == nil {
+		return
+	}
+	keep := *h
+	ctx, cancel := context.WithCancel(context.Background())
+	a.now, a.cancel, a.done = &keep, cancel, make(chan struct{})
+	go func(done chan struct{}) {
+		defer close(done)
+		for wait := minBackoff; ctx.Err() == nil; wait = min(2*wait, maxBackoff) {
+			if err := a.serve(ctx, keep); err != nil && ctx.Err() == nil {
+				a.site.log.Error("http is not served", "listen", keep.Listen, "error", err, "again_in", wait)
+				_ = sleep(ctx, wait)
+			}
+		}
+	}(a.done)
+}
+
+func (a *api) stop() {
+	if a.now != nil {
+		a.cancel()
+		<-a.done
+		a.now = nil
+	}
+}
+
+func (a *api) serve(ctx context.Context, h HTTP) error {
+	l, err := net.Listen("tcp", h.Listen)
+	if err != nil {
+		return err
+	}
+	a.site.log.Info("http is served", "addr", l.Addr().String())
+	if a.onServe != nil {
+		a.onServe(l.Addr())
+	}
+	server := &http.Server{
+		Handler: a.site.handler(h.Token), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: httpTimeout,
+		IdleTimeout: time.Minute, MaxHeaderBytes: httpHeader,
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		<-ctx.Done()
+		_ = server.Close()
+	})
+	err = server.Serve(netutil.LimitListener(l, httpConns))
+	if ctx.Err() == nil {
+		return err
+	}
+	wg.Wait()
+	return nil
+}
+
+// handler is the whole API behind the token.
+func (s *Site) handler(token string) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(&siteCollector{site: s}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health/live", s.serveLive)
+	mux.HandleFunc("GET /health/ready", s.serveReady)
+	mux.HandleFunc("GET /health/cameras", s.serveCameras)
+	mux.HandleFunc("GET /health/cameras/{key}", s.serveCamera)
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, s.Status()) })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, ErrorHandling: promhttp.ContinueOnError}))
+	slots := make(chan struct{}, httpSnapshots)
+	mux.HandleFunc("GET /snapshot/{file}", func(w http.ResponseWriter, r *http.Request) { s.serveSnapshot(w, r, slots) })
+	want := sha256.Sum256([]byte(token))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		got := sha256.Sum256([]byte(strings.TrimSpace(given))) // of one length: the comparison tells nothing of the token's
+		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 || !strings.EqualFold(scheme, "Bearer") || token == "" {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="cfpipe"`)
+			fail(w, http.StatusUnauthorized, "a bearer token is needed")
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the client has gone
+}
+
+func fail(w http.ResponseWriter, status int, text string) {
+	answer(w, status, map[string]string{"error": text})
+}
+
+func (s *Site) serveLive(w http.ResponseWriter, _ *http.Request) {
+	if time.Since(time.Unix(0, s.turned.Load())) > liveFor {
+		fail(w, http.StatusServiceUnavailable, "the site's loop stands still")
+		return
+	}
+	answer(w, http.StatusOK, map[string]string{"status": "live"})
+}
+
+// serveReady: every stage has been started.
+func (s *Site) serveReady(w http.ResponseWriter, _ *http.Request) {
+	waiting := 0
+	for _, st := range s.Status().Stages {
+		if st.State == StateWaiting {
+			waiting++
+		}
+	}
+	if waiting > 0 {
+		fail(w, http.StatusServiceUnavailable, strconv.Itoa(waiting)+" stages are not started yet")
+		return
+	}
+	answer(w, http.StatusOK, map[string]string{"status": "ready"})
+}
+
+// CameraHealth is how a stream is.
+type CameraHealth struct {
+	Key        string   `json:"key"`
+	OK         bool     `json:"ok"`
+	Problem    string   `json:"problem,omitempty"`
+	Connected  bool     `json:"connected"`
+	AgeSeconds *float64 `json:"age_seconds"` // since the last access unit came; null = none yet
+	Recording  *bool    `json:"recording"`   // null = it is not recorded
+	Reconnects uint64   `json:"reconnects"`
+	Gaps       uint64   `json:"gaps"`
+	Lost       uint64   `json:"lost"` // by the recorder
+}
+
+// Health tells of every stream, sorted by key.
+func (s *Site) Health() []CameraHealth {
+	var list []CameraHealth
+	index := map[string]int{}
+	status := s.Status()
+	for _, st := range status.Stages {
+		if st.Kind != kindIngest {
+			continue
+		}
+		h := CameraHealth{Key: st.Key}
+		if i := st.Ingest; i != nil {
+			h.Connected, h.Reconnects, h.Gaps = i.Connected, i.Reconnects, i.Video.Gaps
+			if !i.Video.LastPacket.IsZero() {
+				age := i.Video.Age().Seconds()
+				h.AgeSeconds = &age
+			}
+		}
+		switch {
+		case st.State != StateRunning:
+			h.Problem = "ingest: " + string(st.State)
+		case h.AgeSeconds == nil:
+			h.Problem = "no picture has come yet"
+		case *h.AgeSeconds > silentAfter.Seconds():
+			h.Problem = "no picture comes"
+		}
+		if st.Ingest != nil && !h.Connected && st.Ingest.LastError != "" {
+			h.Problem = st.Ingest.LastError
+		}
+		index[st.Key] = len(list)
+		list = append(list, h)
+	}
+	for _, st := range status.Stages {
+		i, ok := index[st.Key]
+		if st.Kind != kindRecord || !ok {
+			continue
+		}
+		h := &list[i]
+		good := st.State == StateRunning && !st.Record.Failing && st.Record.Busy < silentAfter && st.Record.Packets > 0
+		h.Recording, h.Lost = &good, st.Record.Lost
+		if !good && h.Problem == "" {
+			h.Problem = "it is not recorded: " + recordProblem(st)
+		}
+	}
+	for i := range list {
+		list[i].OK = list[i].Problem == ""
+	}
+	return list
+}
+
+func recordProblem(st StageStatus) string {
+	switch {
+	case st.State != StateRunning:
+		return string(st.State) + ": " + st.LastError
+	case st.Record.Failing:
+		return "the disk does not take the file"
+	case st.Record.Busy >= silentAfter:
+		return "the disk does not answer"
+	}
+	return "no packet yet"
+}
+
+func (s *Site) serveCameras(w http.ResponseWriter, _ *http.Request) {
+	answer(w, http.StatusOK, map[string]any{"cameras": s.Health()})
+}
+
+func (s *Site) serveCamera(w http.ResponseWriter, r *http.Request) {
+	for _, h := range s.Health() {
+		if h.Key == r.PathValue("key") {
+			status := http.StatusOK
+			if !h.OK {
+				status = http.StatusServiceUnavailable
+			}
+			answer(w, status, h)
+			return
+		}
+	}
+	fail(w, http.StatusNotFound, "no such camera")
+}
+
+// serveSnapshot answers /snapshot/KEY.jpg and .png for the streams of this site.
+func (s *Site) serveSnapshot(w http.ResponseWriter, r *http.Request, slots chan struct{}) {
+	key, format, kind := r.PathValue("file"), av.JPEG, "image/jpeg"
+	switch name, ext, _ := cutLast(key, "."); ext {
+	case "jpg", "jpeg":
+		key = name
+	case "png":
+		key, format, kind = name, av.PNG, "image/png"
+	default:
+		fail(w, http.StatusNotFound, "want /snapshot/KEY.jpg or /snapshot/KEY.png")
+		return
+	}
+	if framering.CheckKey(key) != nil || !s.has(key) {
+		fail(w, http.StatusNotFound, "no such camera")
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), httpTimeout-snapshotWait)
+	defer cancel()
+	select {
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
+	case <-time.After(snapshotWait):
+		w.Header().Set("Retry-After", "5")
+		fail(w, http.StatusServiceUnavailable, "too many snapshots at a time")
+		return
+	case <-ctx.Done():
+		return
+	}
+	b, info, err := pipeline.Snapshot(ctx, pipeline.SnapshotOptions{RuntimeDir: s.runtimeDir, Key: key, Format: format, Logger: s.log})
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		fail(w, http.StatusServiceUnavailable, "the camera is not published now")
+		return
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		fail(w, http.StatusGatewayTimeout, "no picture came in time")
+		return
+	case err != nil:
+		s.log.Warn("snapshot", "key", key, "error", err)
+		fail(w, http.StatusInternalServerError, "the picture cannot be made; the log says why")
+		return
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	w.Header().Set("Last-Modified", time.Unix(0, info.PTS).UTC().Format(http.TimeFormat))
+	_, _ = w.Write(b)
+}
+
+// has says whether a key is one of this site's.
+func (s *Site) has(key string) bool {
+	for _, st := range s.Status().Stages {
+		if st.Kind == kindIngest && st.Key == key {
+			return true
+		}
+	}
+	return false
+}

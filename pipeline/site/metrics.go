@@ -1,0 +1,196 @@
+package site
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cfpipe/cfpipe/pipeline"
+)
+
+// siteCollector makes the metrics when they are asked for: between two scrapes they cost nothing.
+type siteCollector struct{ site *Site }
+
+func metric(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("cfpipe_"+name, help, labels, nil)
+}
+
+var (
+	siteReloads   = metric("site_reloads_total", "Configurations taken over since the start.")
+	siteReloadOK  = metric("site_reload_ok", "1 when the newest attempt to load the file was good.")
+	stageUp       = metric("stage_up", "1 when the stage runs.", "kind", "key")
+	stageRestarts = metric("stage_restarts_total", "How often the stage has failed and was started again.", "kind", "key")
+
+	ingestConnected  = metric("ingest_connected", "1 when packets come from the camera.", "key")
+	ingestConnects   = metric("ingest_connects_total", "Attempts to connect.", "key")
+	ingestReconnects = metric("ingest_reconnects_total", "Connections that delivered after another one had.", "key")
+	ingestPackets    = metric("ingest_packets_total", "Access units published.", "key", "track")
+	ingestBytes      = metric("ingest_bytes_total", "Bytes published.", "key", "track")
+	ingestKeyframes  = metric("ingest_keyframes_total", "Keyframes published.", "key", "track")
+	ingestGaps       = metric("ingest_gaps_total", "Access units marked DISCONTINUITY.", "key", "track")
+	ingestCorrupt    = metric("ingest_corrupt_total", "Access units marked CORRUPT.", "key", "track")
+	ingestOversized  = metric("ingest_oversized_total", "Access units larger than the ring takes, left out.", "key", "track")
+	ingestAge        = metric("ingest_last_packet_age_seconds", "Since the newest access unit came.", "key", "track")
+
+	decodePictures = metric("decode_pictures_total", "Pictures decoded.", "key")
+	decodeLost     = metric("decode_lost_total", "Packets overwritten before they were decoded.", "key")
+
+	publisherRate    = metric("publisher_packets_per_second", "Rate of what the ring holds.", "key")
+	publisherBits    = metric("publisher_bits_per_second", "Bit rate of what the ring holds.", "key")
+	publisherAge     = metric("publisher_last_packet_age_seconds", "Age of the newest packet by its own time: latency and clock offset of the camera.", "key")
+	publisherSeconds = metric("publisher_buffered_seconds", "Time that the ring holds.", "key")
+	publisherReaders = metric("publisher_readers", "Readers.", "key")
+	readerLag        = metric("reader_lag_packets", "How far the reader is behind.", "key", "reader", "bit")
+	readerFill       = metric("reader_lag_ratio", "The same as a part of what the ring holds: at 1 the reader loses packets.", "key", "reader", "bit")
+
+	recordPackets  = metric("record_packets_total", "Access units written.", "key")
+	recordBytes    = metric("record_bytes_total", "Bytes written into files.", "key")
+	recordFiles    = metric("record_files_total", "Files opened.", "key")
+	recordLost     = metric("record_lost_total", "Access units that the ring had passed on before they were read.", "key")
+	recordFailures = metric("record_failures_total", "Errors of the disk.", "key")
+	recordFailing  = metric("record_failing", "1 when the disk does not take the file.", "key")
+	recordWrites   = metric("record_writes_total", "Calls of write.", "key")
+	recordWriteS   = metric("record_write_seconds_total", "Time spent in them.", "key")
+	recordSyncs    = metric("record_fsyncs_total", "Calls of fsync.", "key")
+	recordSyncS    = metric("record_fsync_seconds_total", "Time spent in them.", "key")
+	recordSlowest  = metric("record_slowest_call_seconds", "The longest of all these calls.", "key")
+	recordBusy     = metric("record_busy_seconds", "How long the call that runs now has taken.", "key")
+	recordAge      = metric("record_newest_age_seconds", "Age of the newest access unit written, by its own time.", "key")
+	recordFree     = metric("record_free_bytes", "Space left where the files are written.", "key")
+	keptBytes      = metric("recordings_bytes", "Finished files that retention counts.", "key")
+	keptFiles      = metric("recordings_files", "Finished files that retention counts.", "key")
+)
+
+// Describe implements prometheus.Collector: what there is depends on the configuration, so nothing is promised.
+func (c *siteCollector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
+	e := emitter{out}
+	st := c.site.Status()
+	e.count(siteReloads, uint64(st.Reloads))
+	e.gauge(siteReloadOK, bit(st.ReloadError == ""))
+	for _, s := range st.Stages {
+		e.gauge(stageUp, bit(s.State == StateRunning), s.Kind, s.Key)
+		e.count(stageRestarts, uint64(s.Restarts), s.Kind, s.Key)
+		if s.Ingest != nil {
+			e.ingest(s.Key, *s.Ingest)
+		}
+		if s.Decode != nil {
+			e.count(decodePictures, s.Decode.Pictures, s.Key)
+			e.count(decodeLost, s.Decode.Lost, s.Key)
+		}
+		if s.Record != nil {
+			e.record(s.Key, *s.Record)
+		}
+	}
+	for _, k := range c.site.keeper.kept() {
+		if k.free >= 0 {
+			e.gauge(recordFree, float64(k.free), k.key)
+		}
+		if k.counted {
+			e.gauge(keptBytes, float64(k.bytes), k.key)
+			e.gauge(keptFiles, float64(k.files), k.key)
+		}
+	}
+	keys, err := pipeline.ListKeys(c.site.runtimeDir)
+	if err != nil {
+		c.site.log.Warn("metrics: the keys of this host cannot be listed", "error", err)
+	}
+	for _, k := range keys {
+		e.publisher(k)
+	}
+}
+
+type emitter struct{ out chan<- prometheus.Metric }
+
+func (e emitter) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	e.send(d, prometheus.GaugeValue, v, labels)
+}
+
+func (e emitter) count(d *prometheus.Desc, v uint64, labels ...string) {
+	e.send(d, prometheus.CounterValue, float64(v), labels)
+}
+
+func (e emitter) seconds(d *prometheus.Desc, v time.Duration, labels ...string) {
+	e.send(d, prometheus.CounterValue, v.Seconds(), labels)
+}
+
+func (e emitter) send(d *prometheus.Desc, t prometheus.ValueType, v float64, labels []string) {
+	if m, err := prometheus.NewConstMetric(d, t, v, labels...); err == nil { // a reader's name that is no UTF-8 is left out
+		e.out <- m
+	}
+}
+
+func bit(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (e emitter) ingest(key string, s pipeline.IngestStats) {
+	e.gauge(ingestConnected, bit(s.Connected), key)
+	e.count(ingestConnects, s.Connects, key)
+	e.count(ingestReconnects, s.Reconnects, key)
+	for _, t := range []struct {
+		name string
+		pipeline.IngestTrackStats
+	}{{"video", s.Video}, {"audio", s.Audio}} {
+		if t.CodecID == 0 {
+			continue
+		}
+		e.count(ingestPackets, t.Packets, key, t.name)
+		e.count(ingestBytes, t.Bytes, key, t.name)
+		e.count(ingestKeyframes, t.Keyframes, key, t.name)
+		e.count(ingestGaps, t.Gaps, key, t.name)
+		e.count(ingestCorrupt, t.Corrupt, key, t.name)
+		e.count(ingestOversized, t.Oversized, key, t.name)
+		e.gauge(ingestAge, t.Age().Seconds(), key, t.name)
+	}
+}
+
+func (e emitter) record(key string, s pipeline.RecordStats) {
+	e.count(recordPackets, s.Packets, key)
+	e.count(recordBytes, s.FileBytes, key)
+	e.count(recordFiles, s.Files, key)
+	e.count(recordLost, s.Lost, key)
+	e.count(recordFailures, s.Failures, key)
+	e.gauge(recordFailing, bit(s.Failing), key)
+	e.count(recordWrites, s.Writes, key)
+	e.seconds(recordWriteS, s.WriteTime, key)
+	e.count(recordSyncs, s.Syncs, key)
+	e.seconds(recordSyncS, s.SyncTime, key)
+	e.gauge(recordSlowest, s.Slowest.Seconds(), key)
+	e.gauge(recordBusy, s.Busy.Seconds(), key)
+	if !s.Newest.IsZero() {
+		e.gauge(recordAge, time.Since(s.Newest).Seconds(), key)
+	}
+}
+
+func (e emitter) publisher(k pipeline.KeyStatus) {
+	if !k.Alive {
+		return
+	}
+	e.gauge(publisherReaders, float64(len(k.Readers)), k.Key)
+	if k.AgeSeconds != nil {
+		e.gauge(publisherAge, *k.AgeSeconds, k.Key)
+	}
+	if k.Packets == nil {
+		return
+	}
+	e.gauge(publisherRate, k.PacketsPerSecond, k.Key)
+	e.gauge(publisherBits, k.KbitPerSecond*1000, k.Key)
+	e.gauge(publisherSeconds, k.Packets.BufferedSeconds, k.Key)
+	for _, r := range k.Readers {
+		if r.Lag == nil {
+			continue
+		}
+		at := strconv.Itoa(r.Bit)
+		e.gauge(readerLag, float64(*r.Lag), k.Key, r.Name, at)
+		if n := k.Packets.BufferedPackets; n > 0 && !r.Frames {
+			e.gauge(readerFill, float64(*r.Lag)/float64(n), k.Key, r.Name, at)
+		}
+	}
+}
