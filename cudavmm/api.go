@@ -39,6 +39,14 @@ type api struct {
 	memSetAccess      func(ptr, size uint64, desc *accessDesc, count uint64) result
 	memExport         func(fd *int32, handle uint64, kind int32, flags uint64) result
 	memImport         func(handle *uint64, fd uintptr, kind int32) result
+	memAlloc          func(ptr *uint64, size uint64) result
+	memFree           func(ptr uint64) result
+	memRange          func(base, size *uint64, ptr uint64) result
+	ipcGetMem         func(handle *[64]byte, ptr uint64) result
+	ipcOpenMem        func(ptr *uint64, handle *[64]byte, flags uint32) result // the handle goes by value
+	ipcCloseMem       func(ptr uint64) result
+	ipcGetEvent       func(handle *[64]byte, event uintptr) result
+	ipcOpenEvent      func(event *uintptr, handle *[64]byte) result // the handle goes by value
 	memcpy2DAsync     func(c *copy2D, stream uintptr) result
 	memsetD2D8Async   func(ptr, pitch uint64, value uint32, width, height uint64, stream uintptr) result
 	streamCreate      func(stream *uintptr, flags uint32) result
@@ -87,6 +95,14 @@ func (a *api) symbols() []symbol {
 		{[]string{"cuMemSetAccess"}, &a.memSetAccess},
 		{[]string{"cuMemExportToShareableHandle"}, &a.memExport},
 		{[]string{"cuMemImportFromShareableHandle"}, &a.memImport},
+		{[]string{"cuMemAlloc_v2"}, &a.memAlloc},
+		{[]string{"cuMemFree_v2"}, &a.memFree},
+		{[]string{"cuMemGetAddressRange_v2"}, &a.memRange},
+		{[]string{"cuIpcGetMemHandle"}, &a.ipcGetMem},
+		{[]string{"cuIpcOpenMemHandle_v2", "cuIpcOpenMemHandle"}, &a.ipcOpenMem},
+		{[]string{"cuIpcCloseMemHandle"}, &a.ipcCloseMem},
+		{[]string{"cuIpcGetEventHandle"}, &a.ipcGetEvent},
+		{[]string{"cuIpcOpenEventHandle"}, &a.ipcOpenEvent},
 		{[]string{"cuMemcpy2DAsync_v2"}, &a.memcpy2DAsync},
 		{[]string{"cuMemsetD2D8Async"}, &a.memsetD2D8Async},
 		{[]string{"cuStreamCreate"}, &a.streamCreate},
@@ -139,6 +155,8 @@ const (
 	streamNonBlocking     = 1
 	eventBlockingSync     = 1
 	eventDisableTiming    = 2
+	eventInterprocess     = 4
+	ipcLazyPeerAccess     = 1 // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 	ctxSchedMask          = 0x07
 	ctxSchedBlockingSync  = 0x04
 	attributeVMM          = 102 // CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED

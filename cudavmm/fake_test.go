@@ -1,6 +1,7 @@
 package cudavmm
 
 import (
+	"encoding/binary"
 	"fmt"
 	"reflect"
 	"sync"
@@ -13,12 +14,16 @@ import (
 type fakeDriver struct {
 	mu     sync.Mutex
 	next   uint64
-	live    map[string]map[uint64]int // kind → handle → references
-	ranges  map[uint64]uint64         // reserved address → size
-	mapped  map[uint64]uint64         // address → handle
-	access  map[uint64]bool
-	sizes   map[uint64]uint64 // handle → size
-	device  map[uint64]int32  // handle → where it lies
+	live   map[string]map[uint64]int // kind → handle → references
+	ranges map[uint64]uint64         // reserved address → size
+	mapped map[uint64]uint64         // address → handle
+	access map[uint64]bool
+	sizes  map[uint64]uint64 // handle → size
+	device map[uint64]int32  // handle → where it lies
+
+	opened     map[[64]byte]bool // IPC handles that are open
+	handles    map[uint64][64]byte
+	openedSize uint64 // of opened memory
 
 	calls  []string // every call, in order
 	failAt int      // the index in calls that fails; -1 = none
@@ -37,7 +42,7 @@ type fakeDriver struct {
 func newFake() *fakeDriver {
 	return &fakeDriver{
 		next: 0x1000, live: map[string]map[uint64]int{}, ranges: map[uint64]uint64{}, mapped: map[uint64]uint64{},
-		access: map[uint64]bool{}, sizes: map[uint64]uint64{}, device: map[uint64]int32{}, failAt: -1, code: 999, gpus: 2,
+		access: map[uint64]bool{}, sizes: map[uint64]uint64{}, device: map[uint64]int32{}, failAt: -1, opened: map[[64]byte]bool{}, handles: map[uint64][64]byte{}, openedSize: 4 << 20, code: 999, gpus: 2,
 	}
 }
 
@@ -272,6 +277,64 @@ func (f *fakeDriver) api() *api {
 		if r == 0 {
 			*h = f.add("allocation")
 			f.sizes[*h], f.device[*h] = 4<<20, f.importFrom
+		}
+		return r
+	}
+	a.memAlloc = func(p *uint64, size uint64) result {
+		r, done := f.enter("cuMemAlloc", false)
+		defer done()
+		if r == 0 {
+			*p = f.add("device memory")
+			f.sizes[*p] = size
+		}
+		return r
+	}
+	a.memFree = func(p uint64) result {
+		_, done := f.enter("cuMemFree", true)
+		defer done()
+		return f.drop("device memory", p)
+	}
+	a.memRange = func(base, size *uint64, p uint64) result {
+		r, done := f.enter("cuMemGetAddressRange", false)
+		defer done()
+		*base, *size = p&^0xFFF, f.sizes[p&^0xFFF]
+		return r
+	}
+	a.ipcGetMem = func(h *[64]byte, p uint64) result {
+		r, done := f.enter("cuIpcGetMemHandle", false)
+		defer done()
+		binary.LittleEndian.PutUint64(h[:], p)
+		return r
+	}
+	a.ipcOpenMem = func(p *uint64, h *[64]byte, flags uint32) result {
+		r, done := f.enter("cuIpcOpenMemHandle", false)
+		defer done()
+		if f.opened[*h] || flags != 1 {
+			f.misuse = append(f.misuse, "a handle was opened twice, or with other flags")
+		}
+		if r == 0 {
+			*p = f.add("opened memory")
+			f.opened[*h], f.handles[*p], f.sizes[*p] = true, *h, f.openedSize
+		}
+		return r
+	}
+	a.ipcCloseMem = func(p uint64) result {
+		_, done := f.enter("cuIpcCloseMemHandle", true)
+		defer done()
+		delete(f.opened, f.handles[p])
+		return f.drop("opened memory", p)
+	}
+	a.ipcGetEvent = func(h *[64]byte, e uintptr) result {
+		r, done := f.enter("cuIpcGetEventHandle", false)
+		defer done()
+		binary.LittleEndian.PutUint64(h[:], uint64(e))
+		return r
+	}
+	a.ipcOpenEvent = func(e *uintptr, _ *[64]byte) result {
+		r, done := f.enter("cuIpcOpenEventHandle", false)
+		defer done()
+		if r == 0 {
+			*e = uintptr(f.add("event"))
 		}
 		return r
 	}

@@ -3,6 +3,7 @@ package cudavmm
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"unsafe"
 
@@ -90,9 +91,31 @@ func register(field any, address uintptr) {
 			r, _, _ := purego.SyscallN(address, uintptr(unsafe.Pointer(c)), stream)
 			return result(r)
 		}
+	case *func(*uint64, *[64]byte, uint32) result: // cuIpcOpenMemHandle
+		*f = func(ptr *uint64, handle *[64]byte, flags uint32) result {
+			return result(callWithHandle(address, uintptr(unsafe.Pointer(ptr)), handle, uintptr(flags)))
+		}
+	case *func(*uintptr, *[64]byte) result: // cuIpcOpenEventHandle
+		*f = func(event *uintptr, handle *[64]byte) result {
+			return result(callWithHandle(address, uintptr(unsafe.Pointer(event)), handle, 0))
+		}
 	default:
 		purego.RegisterFunc(field, address)
 	}
+}
+
+// callWithHandle calls f(out, handle, flags), whose handle is a struct of 64 bytes passed by value: on amd64 it lies on the stack and does
+// not count among the six arguments in registers, on arm64 a pointer to a copy goes in its place. A function without flags does not look
+// at them.
+func callWithHandle(address, out uintptr, handle *[64]byte, flags uintptr) uintptr {
+	if runtime.GOARCH == "arm64" {
+		own := *handle
+		r, _, _ := purego.SyscallN(address, out, uintptr(unsafe.Pointer(&own)), flags)
+		return r
+	}
+	h := (*[8]uintptr)(unsafe.Pointer(handle))
+	r, _, _ := purego.SyscallN(address, out, flags, 0, 0, 0, 0, h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7])
+	return r
 }
 
 // newDriver initialises the driver and counts its devices.

@@ -2,6 +2,7 @@
 // arguments cross the border to C in the right order and width, and lets processes share "GPU memory" on machines without one.
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,6 +100,95 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *o
     *h = (CUmemGenericAllocationHandle)fd + 1;
     return 0;
 }
+// IPC: memory is a file that the handle names by process and descriptor, so that it crosses to whoever sees that process.
+typedef struct { char reserved[64]; } CUipcMemHandle, CUipcEventHandle;
+static struct { CUdeviceptr p; size_t size; int fd; } allocations[4096];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static CUresult keep(CUdeviceptr *p, size_t size, int fd)
+{
+    void *m = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CUresult r = 2;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; m != MAP_FAILED && r && i < 4096; i++)
+        if (!allocations[i].p) {
+            allocations[i].p = *p = (CUdeviceptr)m, allocations[i].size = size, allocations[i].fd = fd;
+            r = 0;
+        }
+    pthread_mutex_unlock(&lock);
+    return r;
+}
+static int find(CUdeviceptr p)
+{
+    int found = -1;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < 4096; i++)
+        if (allocations[i].p && p >= allocations[i].p && p < allocations[i].p + allocations[i].size)
+            found = i;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+static CUresult drop(CUdeviceptr p)
+{
+    int i = find(p);
+    if (i < 0 || allocations[i].p != p)
+        return 1;
+    munmap((void *)p, allocations[i].size);
+    close(allocations[i].fd);
+    pthread_mutex_lock(&lock);
+    allocations[i].p = 0;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t size)
+{
+    NEED_CONTEXT;
+    char name[] = "/var/tmp/standin-XXXXXX";
+    int fd = mkostemp(name, O_CLOEXEC);
+    if (fd < 0)
+        return 2;
+    unlink(name);
+    return ftruncate(fd, (off_t)size) ? 2 : keep(p, size, fd);
+}
+CUresult cuMemFree_v2(CUdeviceptr p) { NEED_CONTEXT; return drop(p); }
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
+{
+    int i = find(p);
+    if (i < 0)
+        return 1;
+    *base = allocations[i].p, *size = allocations[i].size;
+    return 0;
+}
+CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p)
+{
+    int i = find(p);
+    NEED_CONTEXT;
+    if (i < 0)
+        return 1;
+    memset(h, 0xEE, sizeof *h);
+    snprintf(h->reserved, 60, "/proc/%d/fd/%d", getpid(), allocations[i].fd);
+    memcpy(h->reserved + 60, "last", 4); // all 64 bytes must arrive
+    return 0;
+}
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned int flags)
+{
+    struct stat st;
+    int fd;
+    NEED_CONTEXT;
+    if (flags != 1 || memcmp(h.reserved + 60, "last", 4) || (fd = open(h.reserved, O_RDWR | O_CLOEXEC)) < 0)
+        return 1;
+    return fstat(fd, &st) ? 1 : keep(p, (size_t)st.st_size, fd);
+}
+CUresult cuIpcCloseMemHandle(CUdeviceptr p) { NEED_CONTEXT; return drop(p); }
+CUresult cuIpcGetEventHandle(CUipcEventHandle *h, void *e) { memset(h, 0xE7, sizeof *h); memcpy(h->reserved, &e, sizeof e); return e ? 0 : 1; }
+CUresult cuIpcOpenEventHandle(void **e, CUipcEventHandle h)
+{
+    NEED_CONTEXT;
+    for (int i = 8; i < 64; i++)
+        if ((unsigned char)h.reserved[i] != 0xE7)
+            return 1;
+    *e = malloc(1);
+    return 0;
+}
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *stream)
 {
     const char *src = c->srcMemoryType == 1 ? c->srcHost : (const char *)c->srcDevice;
@@ -122,7 +212,7 @@ CUresult cuStreamDestroy_v2(void *s) { free(s); return 0; }
 CUresult cuStreamSynchronize(void *s) { NEED_CONTEXT; return s ? 0 : 1; }
 CUresult cuStreamQuery(void *s) { NEED_CONTEXT; return s ? 0 : 1; }
 CUresult cuStreamWaitEvent(void *s, void *e, unsigned int flags) { return s && e && !flags ? 0 : 1; }
-CUresult cuEventCreate(void **e, unsigned int flags) { NEED_CONTEXT; *e = malloc(1); return flags & ~3u; }
+CUresult cuEventCreate(void **e, unsigned int flags) { NEED_CONTEXT; *e = malloc(1); return flags & ~7u; }
 CUresult cuEventDestroy_v2(void *e) { free(e); return 0; }
 CUresult cuEventRecord(void *e, void *s) { return e && s ? 0 : 1; }
 CUresult cuEventQuery(void *e) { return e ? 0 : 1; }
