@@ -289,3 +289,42 @@ func (r *Receiver) OpenIPCEvent(handle [64]byte) (IPCEvent, error) {
 	}
 	return v.OpenIPCEvent(handle)
 }
+
+// IPCHandles counts the memory that this process shares by handles or has opened by them.
+func IPCHandles() int {
+	ipcRegistry.Lock()
+	defer ipcRegistry.Unlock()
+	return len(ipcRegistry.mem)
+}
+
+// localBuffer is GPU memory of this process alone.
+type localBuffer struct {
+	device *Device
+	ptr    uint64
+	size   int
+	once   sync.Once
+	err    error
+}
+
+func (b *localBuffer) Size() int        { return b.size }
+func (b *localBuffer) Bytes() []byte    { return nil }
+func (b *localBuffer) Pointer() uintptr { return uintptr(b.ptr) }
+func (b *localBuffer) FD() int          { return -1 }
+
+func (b *localBuffer) Close() error {
+	b.once.Do(func() { b.err = b.device.do("cuMemFree", func() result { return b.device.driver.api.memFree(b.ptr) }) })
+	return b.err
+}
+
+// AllocLocal makes a buffer of at least size bytes on the GPU that belongs to this process alone, unless ShareIPC shares it.
+func (v *Device) AllocLocal(size int) (Buffer, error) {
+	n, err := roundUp(size, ipcUnit)
+	if err != nil {
+		return nil, err
+	}
+	b := &localBuffer{device: v, size: n}
+	if err := v.do("cuMemAlloc", func() result { return v.driver.api.memAlloc(&b.ptr, uint64(n)) }); err != nil {
+		return nil, v.explain(err, n)
+	}
+	return b, nil
+}

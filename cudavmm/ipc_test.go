@@ -92,21 +92,25 @@ func TestIPCWithinAProcess(t *testing.T) {
 func TestIPCExternal(t *testing.T) {
 	f := newFake()
 	v := openFake(t, f)
-	var p uint64
-	require.NoError(t, v.do("cuMemAlloc", func() result { return f.api().memAlloc(&p, 4<<20) }))
-	_, _, err := v.ShareIPC(uintptr(p)+16, 1000)
-	require.ErrorIs(t, err, ErrTooSmall)
-	_, _, err = v.ShareIPC(uintptr(p), 5<<20)
-	require.ErrorIs(t, err, ErrTooSmall)
-	a, ha, err := v.ShareIPC(uintptr(p), 3_317_760)
+	mine, err := v.AllocLocal(4 << 20)
 	require.NoError(t, err)
-	b, hb, err := v.ShareIPC(uintptr(p), 3_317_760) // the next generation
+	p := mine.Pointer()
+	_, _, err = v.ShareIPC(p+16, 1000)
+	require.ErrorIs(t, err, ErrTooSmall)
+	_, _, err = v.ShareIPC(p, 5<<20)
+	require.ErrorIs(t, err, ErrTooSmall)
+	a, ha, err := v.ShareIPC(p, 3_317_760)
+	require.NoError(t, err)
+	b, hb, err := v.ShareIPC(p, 3_317_760) // the next generation
 	require.NoError(t, err)
 	require.Equal(t, ha, hb)
+	require.Equal(t, 1, IPCHandles())
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Close())
 	require.Zero(t, count(f, "cuMemFree"))
-	require.Zero(t, f.api().memFree(p))
+	require.Zero(t, IPCHandles())
+	require.NoError(t, mine.Close())
+	require.NoError(t, mine.Close())
 }
 
 // Whatever call fails: the error names it, and nothing is left.

@@ -97,6 +97,12 @@ func (c *DecodeCounter) Stats() DecodeStats {
 // Decode runs a decode stage until ctx ends or the Publisher of the options is closed, which is no error, or until the stream cannot be decoded. With NoFollow it returns nil
 // when the publication has ended. counter may be nil.
 func Decode(ctx context.Context, o DecodeOptions, counter *DecodeCounter) error {
+	if o.Protocol == 1 || o.Protocol == 2 { // their frames are GPU memory, wherever they were decoded
+		if o.Memory == MemoryHost {
+			return fmt.Errorf("decode %s: frames of protocol %d lie in GPU memory: %w", o.Key, o.Protocol, framering.ErrInvalidArg)
+		}
+		o.Memory = MemoryCUDA
+	}
 	d := &decodeStage{o: o, log: o.Logger, stats: counter, control: o.Publisher, ctx: ctx}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -322,6 +328,9 @@ var (
 	_ framering.Memory   = cudavmm.Host{}
 	_ framering.Memory   = (*cudavmm.Device)(nil)
 	_ framering.Importer = (*cudavmm.Receiver)(nil)
+
+	_ framering.IPCMemory   = (*cudavmm.Device)(nil)
+	_ framering.IPCImporter = (*cudavmm.Receiver)(nil)
 )
 
 // notSound refuses a key that has none.

@@ -40,6 +40,12 @@ func (c *frameCopier) copy(dst []byte, f framering.Frame) error {
 		return fmt.Errorf("copy frame %d: %d bytes for %d", f.Seq, len(dst), c.size)
 	}
 	if f.Buffer.Bytes() == nil {
+		if err := c.open(); err != nil {
+			return err
+		}
+		if err := f.WaitOn(c.stream.Handle()); err != nil {
+			return err
+		}
 		if err := c.fromGPU(dst, f.Buffer); err != nil {
 			return err
 		}
@@ -65,15 +71,22 @@ func (c *frameCopier) copy(dst []byte, f framering.Frame) error {
 	return f.Check()
 }
 
+// open makes the stream.
+func (c *frameCopier) open() error {
+	if c.stream != nil {
+		return nil
+	}
+	v, err := c.device()
+	if err != nil {
+		return err
+	}
+	c.stream, err = v.NewStream()
+	return err
+}
+
 func (c *frameCopier) fromGPU(dst []byte, b framering.Buffer) error {
-	if c.stream == nil {
-		v, err := c.device()
-		if err != nil {
-			return err
-		}
-		if c.stream, err = v.NewStream(); err != nil {
-			return err
-		}
+	if err := c.open(); err != nil {
+		return err
 	}
 	for _, p := range c.planes {
 		n := p.Bytes * p.Lines

@@ -246,6 +246,16 @@ func (s *FrameSubscription) Meta() framering.FrameMeta {
 	return s.reader.Meta()
 }
 
+// Slots is the size of the frame ring, 0 between two publishers.
+func (s *FrameSubscription) Slots() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sub == nil {
+		return 0
+	}
+	return s.sub.RingSize
+}
+
 // Generation rises when the frames' layout may have changed. After Next it belongs to the frame that Next returned.
 func (s *FrameSubscription) Generation() int {
 	s.mu.Lock()

@@ -38,12 +38,19 @@ func TestFramesBetweenProcesses(t *testing.T) {
 	lib := t.TempDir()
 	out, err := exec.Command(testenv.NeedTool(t, "cc"), "-shared", "-fPIC", "-O2", "-o", lib+"/libcuda.so.1", "../cudavmm/testdata/libcuda.c").CombinedOutput()
 	require.NoError(t, err, string(out))
-	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts)$", "-test.v")
+	out, err = exec.Command("cc", "-shared", "-fPIC", "-O2", "-o", lib+"/libcudart.so", "testdata/libcudart.c", lib+"/libcuda.so.1").CombinedOutput()
+	require.NoError(t, err, string(out))
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts|Legacy|LegacyPython|Bridge)$", "-test.v")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+lib, "CFPIPE_GPU="+lib, "CFPIPE_GPU_FRAMES=300")
 	p := testenv.StartCmd(t, cmd)
 	require.NoError(t, p.WaitFor(t, 110*time.Second), p.Stdout())
 	require.Contains(t, p.Stdout(), "RESULT strict-wait strict: 300 whole, 0 overwritten and reported, 0 torn, 0 gaps, 0 lost")
 	require.Contains(t, p.Stdout(), "RESULT 20 restarts followed")
+	for _, what := range []string{"protocol 1 library", "protocol 1 external", "protocol 2 library", "protocol 2 external"} {
+		require.Contains(t, p.Stdout(), "RESULT "+what+": 0 torn, 0 handles left")
+	}
+	require.Contains(t, p.Stdout(), "RESULT CUDA runtime API in Python: 300 frames right")
+	require.Contains(t, p.Stdout(), "RESULT bridge 2 → 4 → 2")
 }
 
 // A role makes this test binary a process of a GPU test.
@@ -63,6 +70,7 @@ func init() {
 
 type gpuReport struct {
 	Read, Torn, Overruns, Gaps, Lost uint64
+	Handles                          int // CUDA IPC handles left at the end
 	P50, P99, Max                    time.Duration
 	CPU                              time.Duration
 }
@@ -73,6 +81,8 @@ func gpuProcess(role, dir, key string) error {
 	switch kind, _, _ := strings.Cut(role, " "); kind {
 	case "publish": // frames of a changing number until killed
 		return gpuPublish(dir, key)
+	case "bridge-2", "bridge-4":
+		return gpuBridge(ctx, kind, dir, key)
 	case "read", "slow", "strict":
 		return gpuRead(ctx, kind, dir, key)
 	case "latency", "latency-direct", "latency-busy":
@@ -177,6 +187,7 @@ func gpuRead(ctx context.Context, kind, dir, key string) error {
 	if err := errors.Join(c.close(), s.Close()); err != nil {
 		return err
 	}
+	r.Handles = cudavmm.IPCHandles()
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 

@@ -34,13 +34,18 @@ const (
 	maxVideoKey = 63 - len(AudioSuffix)
 )
 
+// SourceSuffix names the packets of a key that is published in protocol 1, which has none.
+const SourceSuffix = "-source"
+
 // IngestOptions say what is published under which key. Key and Source must be set.
 type IngestOptions struct {
 	RuntimeDir string // "" = $CUFRAMES_RUNTIME_DIR, else framering.DefaultRuntimeDir
 	Key        string
 	Group      string
-	Protocol   uint32 // 0 = 4
-	NoAudio    bool   // publish no KEY-audio
+	// Protocol is the dialect of KEY: 4, 2 or 1; 0 = 4. Protocol 1 has no packets: the video's are published as KEY-source then, in
+	// protocol 4, and Decode must be set.
+	Protocol uint32
+	NoAudio  bool // publish no KEY-audio
 
 	Source media.Source
 	Name   string // of the source, for logs; without credentials
@@ -80,6 +85,12 @@ func NewIngest(o IngestOptions) (*Ingest, error) {
 	longest := maxVideoKey + len(AudioSuffix)
 	if !o.NoAudio {
 		longest = maxVideoKey
+	}
+	if o.Protocol == 1 {
+		if o.Decode == nil {
+			return nil, fmt.Errorf("protocol 1 has frames alone: decoding must be on: %w", framering.ErrInvalidArg)
+		}
+		longest = min(longest, maxVideoKey+len(AudioSuffix)-len(SourceSuffix)) // KEY-source must be a key
 	}
 	if framering.CheckKey(o.Key) != nil || len(o.Key) > longest {
 		return nil, &framering.KeyError{Key: o.Key, Max: longest}

@@ -14,7 +14,10 @@ type decoding struct {
 
 // startDecoding decodes pub until stop. A stage that fails is started again; ingest goes on meanwhile.
 func startDecoding(o DecodeOptions, in IngestOptions, pub *Publication, counter *DecodeCounter) *decoding {
-	o.RuntimeDir, o.Key, o.Logger, o.Publisher = in.RuntimeDir, in.Key, in.Logger, pub.Control()
+	o.RuntimeDir, o.Key, o.Logger, o.Publisher, o.Protocol = in.RuntimeDir, in.Key, in.Logger, pub.Control(), in.Protocol
+	if in.Protocol == 1 { // frames under the key, packets beside it
+		o.Key, o.NewKey, o.Group, o.Publisher = in.Key+SourceSuffix, in.Key, in.Group, nil
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &decoding{cancel: cancel, ended: make(chan struct{})}
 	go func() {

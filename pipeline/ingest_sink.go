@@ -197,8 +197,15 @@ func (o *output) follow() error {
 	} else {
 		c.Slots, c.DataSize = defaultIngestSlots, audioBytes
 	}
+	key, protocol := o.key, o.in.o.Protocol
+	if protocol == 1 {
+		protocol = 4
+		if o.kind == media.Video {
+			key += SourceSuffix
+		}
+	}
 	pub, err := Publish(PublishOptions{
-		RuntimeDir: o.in.o.RuntimeDir, Key: o.key, Group: o.in.o.Group, Protocol: o.in.o.Protocol, Packets: c, Logger: o.in.o.Logger,
+		RuntimeDir: o.in.o.RuntimeDir, Key: key, Group: o.in.o.Group, Protocol: protocol, Packets: c, Logger: o.in.o.Logger,
 	})
 	if err != nil {
 		return err
@@ -208,7 +215,7 @@ func (o *output) follow() error {
 		o.dec = startDecoding(*o.in.o.Decode, o.in.o, pub, o.in.o.Decoded)
 	}
 	o.seen.codec.Store(c.CodecID)
-	o.in.o.Logger.Info("publishing", "key", o.key, "codec", media.CodecName(c.CodecID), "ring_bytes", c.DataSize)
+	o.in.o.Logger.Info("publishing", "key", key, "codec", media.CodecName(c.CodecID), "ring_bytes", c.DataSize)
 	return nil
 }
 

@@ -14,7 +14,7 @@ type PublishOptions struct {
 	RuntimeDir string            // "" = $CUFRAMES_RUNTIME_DIR, else framering.DefaultRuntimeDir
 	Key        string            // 1 to 63 of a-z, A-Z, 0-9, _ and -
 	Group      string            // name or number of the group that may read; "" = the owner alone
-	Protocol   uint32            // 0 = 4
+	Protocol   uint32            // 4 or 2; 0 = 4. Protocol 1 has no packets
 	Packets    packetring.Config // Mode, GID and Protocol are set from the fields above
 	Logger     *slog.Logger      // nil = silent
 }

@@ -53,6 +53,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
 		newBenchCommand(o),
+		newBridgeCommand(o),
 		newDecodeCommand(o),
 		newDemoCommand(o),
 		newDoctorCommand(o),
