@@ -47,17 +47,19 @@ func TestFramesEqualFFmpeg(t *testing.T) {
 			size := w * h * 3 / 2 * c.sampleBytes
 			require.Len(t, raw, 75*size)
 
-			in := testenv.Start(t, bin, "--runtime-dir", dir, "ingest", clip, "--key", key, "--realtime", "--no-audio", "--decode", "cpu")
-			dec := testenv.Start(t, bin, "--runtime-dir", dir, "decode", key, "--key", key+"-d", "--decode", "auto", "--frame-slots", "8")
+			// The readers are there first, and decoding waits for them: on a busy machine too they see the clip's 3 s.
 			read := func(key string) *testenv.Process {
-				return testenv.StartCmd(t, exec.Command(bin, "--runtime-dir", dir, "frames", key, "-f", "raw", "--json", "--count", "20", "--wait", "20s", "--log-level", "error"))
+				return testenv.StartCmd(t, exec.Command(bin, "--runtime-dir", dir, "frames", key, "-f", "raw", "--json", "--count", "20", "--wait", "30s", "--log-level", "error"))
 			}
 			own, other := read(key), read(key+"-d")
+			patient := []string{"--policy", "strict-wait", "--ack-timeout", "20s"}
+			dec := testenv.Start(t, bin, append([]string{"--runtime-dir", dir, "decode", key, "--key", key + "-d", "--decode", "auto", "--frame-slots", "8", "--wait", "30s"}, patient...)...)
+			in := testenv.Start(t, bin, append([]string{"--runtime-dir", dir, "ingest", clip, "--key", key, "--realtime", "--no-audio", "--decode", "cpu"}, patient...)...)
 			snap := filepath.Join(dir, "snap.jpg")
 			for key, p := range map[string]*testenv.Process{key: own, key + "-d": other} {
 				require.NoError(t, p.WaitFor(t, 30*time.Second))
 				pixels := []byte(p.Stdout())
-				require.Len(t, pixels, 20*size)
+				require.Equal(t, 20*size, len(pixels), "bytes of pictures of %s", key)
 				lines := strings.Split(strings.TrimSpace(p.Stderr()), "\n")
 				require.Len(t, lines, 20)
 				var offset int64 = -1
