@@ -70,6 +70,7 @@ func SubscribeFrames(ctx context.Context, o FrameSubscribeOptions) (*FrameSubscr
 	s.life, s.endLife = context.WithCancel(context.Background())
 	err := s.attach(ctx)
 	if err != nil && o.WaitForKey != 0 {
+		s.log.Info("waiting for the frames of key " + o.Key)
 		waiting := ctx
 		if o.WaitForKey > 0 {
 			var cancel context.CancelFunc
@@ -200,7 +201,7 @@ func (s *FrameSubscription) Next(ctx context.Context) (framering.Frame, error) {
 		if s.o.NoFollow && !upgrade {
 			return framering.Frame{}, fmt.Errorf("key %q: %w: %w", s.o.Key, ErrEnded, errors.Join(ended, err))
 		}
-		s.log.Info("the frames have ended", "cause", ended)
+		s.log.Info("the frames of "+s.o.Key+" have ended; waiting for the next ones", "cause", ended)
 	}
 }
 
@@ -227,7 +228,7 @@ func (s *FrameSubscription) reconnect(ctx context.Context) error {
 	s.fruitless++
 	switch {
 	case err == nil:
-		s.log.Info("following the next frames", "meta", fmt.Sprintf("%+v", s.Meta()))
+		s.log.Info("the frames of "+s.o.Key+" are back", "meta", fmt.Sprintf("%+v", s.Meta()))
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	case s.life.Err() != nil:
