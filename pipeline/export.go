@@ -32,8 +32,12 @@ type ExportOptions struct {
 // maxExportGap is the step of time that a stream shows as it is; above it, and back, the stream's time goes on instead.
 const maxExportGap = 10 * time.Second
 
-// maxEarly is how far in front of the first keyframe audio still belongs to it.
-const maxEarly = 100 * time.Millisecond
+// maxEarly is how far in front of the first keyframe audio still belongs to it, and maxEarlyPackets how many packets of it are kept
+// where their times say nothing: 100 ms are 40 of Opus at its shortest.
+const (
+	maxEarly        = 100 * time.Millisecond
+	maxEarlyPackets = 64
+)
 
 // Export writes a key's packets to Out as they come, from a keyframe on, until Duration or Count is reached, the publication
 // has ended (without Follow), or the reader of Out has gone (all nil), or until ctx is done (ctx's error).
@@ -123,7 +127,7 @@ func (e *exporter) describe(it item) error {
 	switch {
 	case it.Track == videoTrack:
 		if e.video.CodecID != 0 && e.video.CodecID != t.CodecID && e.o.Format != mux.TS {
-			return fmt.Errorf("the codec has changed from %d to %d", e.video.CodecID, t.CodecID)
+			return fmt.Errorf("the codec has changed from %s to %s", media.CodecName(e.video.CodecID), media.CodecName(t.CodecID))
 		}
 		e.video = t
 	case mux.HoldsAudio(e.o.Format, t.CodecID) != nil:
@@ -202,7 +206,7 @@ func (e *exporter) write(it item) (over bool, err error) {
 func (e *exporter) keepEarly(p media.Packet) {
 	p.Data = bytes.Clone(p.Data)
 	e.early = append(e.early, p)
-	for e.early[0].PTS < p.PTS-int64(maxEarly) {
+	for e.early[0].PTS < p.PTS-int64(maxEarly) || len(e.early) > maxEarlyPackets {
 		e.early = e.early[1:]
 	}
 }

@@ -188,3 +188,16 @@ func TestPacketsWhole(t *testing.T) {
 	}
 	require.Equal(t, sound(src), sound(dst))
 }
+
+// Audio in front of the first keyframe is kept for 100 ms, and whatever its times are no more than a bounded number of packets.
+func TestEarlyAudioIsBounded(t *testing.T) {
+	e := &exporter{}
+	for i := range int64(1000) {
+		e.keepEarly(media.Packet{PTS: i * int64(20*time.Millisecond), Data: []byte{byte(i)}})
+	}
+	require.Len(t, e.early, 6)
+	for range 1000 {
+		e.keepEarly(media.Packet{PTS: 20e9, Data: []byte{1}})
+	}
+	require.Len(t, e.early, maxEarlyPackets)
+}
