@@ -87,6 +87,7 @@ type exporter struct {
 
 	begin  int64 // stream time of the first packet
 	first  int64 // DTS of the first packet of video
+	resume int64 // stream time from which sound is taken again after a step
 	offset int64 // stream time = packet time + offset
 	last   int64 // stream time (DTS) of the newest video packet
 	n      uint64
@@ -151,7 +152,7 @@ func (e *exporter) write(it item) (over bool, err error) {
 			e.keepEarly(p)
 			return false, nil
 		}
-		if e.w == nil || !e.w.HasAudio() || p.PTS < e.begin || p.PTS > e.last+int64(maxExportGap) {
+		if e.w == nil || !e.w.HasAudio() || p.PTS < e.begin || p.PTS < e.resume || p.PTS > e.last+int64(maxExportGap) {
 			return false, nil
 		}
 		return false, e.w.Write(mux.AudioTrack, p)
@@ -161,6 +162,7 @@ func (e *exporter) write(it item) (over bool, err error) {
 		e.offset += step
 		p.PTS += step
 		p.DTS += step
+		e.resume = p.DTS - int64(maxEarly) // sound in front of it has no place in the stream's time
 	}
 	if e.w != nil && e.o.Format == mux.TS && p.Flags&media.FlagDiscontinuity != 0 && p.Flags&media.FlagKey != 0 {
 		if _, err := e.w.Finish(p.DTS); err != nil {
