@@ -27,7 +27,7 @@ type IngestTrackStats struct {
 	Gaps       uint64 // packets marked DISCONTINUITY
 	Corrupt    uint64
 	Oversized  uint64    // larger than the ring takes, left out
-	LastPacket time.Time // zero: none yet
+	LastPacket time.Time // by the clock as it is now, with a monotonic reading; zero: none yet
 }
 
 // Age is how long ago the newest packet came; 0 before the first.
@@ -80,6 +80,9 @@ func (st *ingestState) ended(err error) {
 	}
 }
 
+// monotonicStart is what ages are counted from on the monotonic clock: a camera is not older or younger because the system's clock was set.
+var monotonicStart = time.Now()
+
 // trackState is written by the source's goroutine and read by any.
 type trackState struct {
 	codec                                                       atomic.Uint32
@@ -89,7 +92,7 @@ type trackState struct {
 func (t *trackState) packet(f packetring.Flags, n int, now time.Time) {
 	t.packets.Add(1)
 	t.bytes.Add(int64(n))
-	t.lastAt.Store(now.UnixNano())
+	t.lastAt.Store(max(int64(now.Sub(monotonicStart)), 1))
 	if f&packetring.FlagKey != 0 {
 		t.keyframes.Add(1)
 	}
@@ -107,7 +110,8 @@ func (t *trackState) snapshot() IngestTrackStats {
 		Gaps: uint64(t.gaps.Load()), Corrupt: uint64(t.corrupt.Load()), Oversized: uint64(t.oversized.Load()),
 	}
 	if at := t.lastAt.Load(); at != 0 {
-		s.LastPacket = time.Unix(0, at)
+		now := time.Now()
+		s.LastPacket = now.Add(time.Duration(at) - now.Sub(monotonicStart))
 	}
 	return s
 }

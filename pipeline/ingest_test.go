@@ -440,3 +440,13 @@ func TestIngestUnknownProtocol(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, in.Run(t.Context()), media.ErrUnsupported)
 }
+
+// Ages go by the monotonic clock: setting the system's makes no silent camera young.
+func TestIngestAgeIsMonotonic(t *testing.T) {
+	var s trackState
+	require.Zero(t, s.snapshot().Age())
+	s.packet(0, 1, time.Now())
+	got := s.snapshot()
+	require.Contains(t, got.LastPacket.String(), " m=")
+	require.InDelta(t, 0, got.Age().Seconds(), 10)
+}

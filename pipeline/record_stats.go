@@ -46,7 +46,7 @@ func (c *RecordCounter) Stats() RecordStats {
 		s.Newest = time.Unix(0, n)
 	}
 	if b := c.busySince.Load(); b != 0 {
-		s.Busy = time.Duration(time.Now().UnixNano() - b)
+		s.Busy = time.Since(monotonicStart) - time.Duration(b)
 	}
 	return s
 }
@@ -67,7 +67,7 @@ func (c *RecordCounter) opened() {
 // call measures a call into the file system.
 func (c *RecordCounter) call(total *atomic.Int64, f func() error) error {
 	begun := time.Now()
-	c.busySince.Store(begun.UnixNano())
+	c.busySince.Store(max(int64(begun.Sub(monotonicStart)), 1))
 	err := f()
 	c.busySince.Store(0)
 	d := int64(time.Since(begun))

@@ -11,7 +11,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -90,16 +89,13 @@ func (a *api) serve(ctx context.Context, h HTTP) error {
 		Handler: a.site.handler(h.Token), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: httpTimeout,
 		IdleTimeout: time.Minute, MaxHeaderBytes: httpHeader,
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		<-ctx.Done()
-		_ = server.Close()
-	})
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
 	err = server.Serve(netutil.LimitListener(l, httpConns))
+	_ = server.Close() // also where the listener has failed: nobody is left to serve those who are connected
 	if ctx.Err() == nil {
 		return err
 	}
-	wg.Wait()
 	return nil
 }
 
