@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -15,7 +17,7 @@ import (
 )
 
 func newRunCommand(o *globalOptions) *cobra.Command {
-	var check, schema, stage bool
+	var check, schema, stage, asJSON bool
 	c := &cobra.Command{
 		Use:   "run FILE",
 		Short: "Run a site: many cameras and what is done with them, from one file",
@@ -64,12 +66,13 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 				fmt.Fprintln(cmd.OutOrStdout(), config.Summary())
 				return nil
 			}
-			return runSite(cmd, o, a[0])
+			return runSite(cmd, o, a[0], asJSON)
 		},
 	}
 	f := c.Flags()
 	f.BoolVar(&check, "check", false, "check the file and start nothing")
 	f.BoolVar(&schema, "schema", false, "print the JSON Schema of the file")
+	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")
 	f.BoolVar(&stage, "stage", false, "run one stage for another cfpipe run")
 	_ = f.MarkHidden("stage")
 	c.MarkFlagsMutuallyExclusive("check", "schema", "stage")
@@ -85,7 +88,7 @@ func siteError(err error) error {
 	return err
 }
 
-func runSite(cmd *cobra.Command, o *globalOptions, file string) error {
+func runSite(cmd *cobra.Command, o *globalOptions, file string, asJSON bool) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -106,6 +109,15 @@ func runSite(cmd *cobra.Command, o *globalOptions, file string) error {
 	options.Reload = reload
 	options.Ready = func(c *sites.Config) {
 		o.Logger.Info("site is running", "file", file, "cameras", len(c.Cameras))
+	}
+	if asJSON {
+		var mu sync.Mutex
+		lines := json.NewEncoder(cmd.OutOrStdout())
+		options.Finished = func(s sites.Segment) {
+			mu.Lock()
+			defer mu.Unlock()
+			_ = lines.Encode(s) // whoever read it has gone; the recordings matter more
+		}
 	}
 	s, err := sites.New(options)
 	if err != nil {

@@ -57,7 +57,7 @@ type host struct {
 	ended   chan error
 
 	mu       sync.Mutex
-	segments []segment
+	segments []Segment
 }
 
 func newHost(t *testing.T, cameras int) *host {
@@ -91,7 +91,7 @@ func (h *host) start(text string) {
 	})
 	require.NoError(h.t, err)
 	s.api.onServe = h.onServe
-	s.watchers = append(s.watchers, func(seg segment) {
+	s.watchers = append(s.watchers, func(seg Segment) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.segments = append(h.segments, seg)
@@ -119,7 +119,7 @@ func (h *host) stop() error {
 	return err
 }
 
-func (h *host) of(key string) (list []segment) {
+func (h *host) of(key string) (list []Segment) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, s := range h.segments {
@@ -179,7 +179,7 @@ func digests(annexB []byte) (list []string) {
 }
 
 // requireRun checks that the files hold the camera's clip, played over and over, without a gap.
-func requireRun(t *testing.T, segments []segment) {
+func requireRun(t *testing.T, segments []Segment) {
 	t.Helper()
 	clip, err := testcam.EmbeddedClip("h264", false)
 	require.NoError(t, err)

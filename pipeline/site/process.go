@@ -152,7 +152,7 @@ func RunStage(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger
 			}
 		})
 	}
-	err = runStage(ctx, o.Spec, o.From, log, tell, func(s segment) { say(report{Segment: &s}) })
+	err = runStage(ctx, o.Spec, o.From, log, tell, func(s Segment) { say(report{Segment: &s}) })
 	stopped := ctx.Err() != nil
 	cancel()
 	telling.Wait()

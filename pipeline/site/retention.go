@@ -89,7 +89,7 @@ func (k *keeper) adopt() {
 }
 
 // finished counts a file that a recorder has finished.
-func (k *keeper) finished(s segment) {
+func (k *keeper) finished(s Segment) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if l := k.ledgers[s.Key]; l != nil {

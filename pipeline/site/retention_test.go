@@ -117,7 +117,7 @@ func TestRetentionBySize(t *testing.T) {
 	s.pass()
 	require.Equal(t, []string{"a/2026-01-04/00.mp4", "a/2026-01-05/00.mp4", "a/2026-01-06/00.mp4"}, s.left()[:3])
 	require.Len(t, s.left(), 9)
-	s.k.finished(segment{Key: "a", Path: s.put("a/2026-01-07/00.mp4", 0), Bytes: 1000})
+	s.k.finished(Segment{Key: "a", Path: s.put("a/2026-01-07/00.mp4", 0), Bytes: 1000})
 	s.pass()
 	require.Equal(t, "a/2026-01-05/00.mp4", s.left()[0])
 	require.Len(t, s.left(), 9)

@@ -23,6 +23,8 @@ type Options struct {
 	Command    []string        // command line of a stage in a process of its own, see RunStage
 	Logger     *slog.Logger    // nil = silent
 
+	Finished func(Segment) // a file is finished; called from several goroutines, must not block; may be nil
+
 	Ready   func(c *Config) // the stages of the first configuration are started; may be nil
 	Alive   func()          // called about once a second while all is well; may be nil
 	Backoff time.Duration   // shortest pause before a failed stage is started again; 0 = 1 s
@@ -43,7 +45,7 @@ type Site struct {
 	keeper     *keeper
 	api        api
 	turned     atomic.Int64    // Unix ns of the loop's last turn; read by /health/live
-	watchers   []func(segment) // told of each finished file; set before Run
+	watchers   []func(Segment) // told of each finished file; set before Run
 
 	mu        sync.Mutex
 	config    *Config
@@ -68,6 +70,9 @@ func New(o Options) (*Site, error) {
 	}
 	s.keeper, s.api.site = newKeeper(s.log), s
 	s.watchers = append(s.watchers, s.keeper.finished)
+	if o.Finished != nil {
+		s.watchers = append(s.watchers, o.Finished)
+	}
 	s.runtimeDir, s.group = o.RuntimeDir, o.Group
 	if s.runtimeDir == "" {
 		s.runtimeDir = c.RuntimeDir
@@ -222,7 +227,7 @@ func (s *Site) stopAll(stages []*stage) (left []*stage) {
 }
 
 // finished is told of each finished file.
-func (s *Site) finished(seg segment) {
+func (s *Site) finished(seg Segment) {
 	s.log.Debug("file finished", "key", seg.Key, "path", seg.Path, "packets", seg.Packets, "lost", seg.Lost)
 	for _, f := range s.watchers {
 		f(seg)

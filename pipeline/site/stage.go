@@ -42,23 +42,25 @@ type report struct {
 	Ingest  *pipeline.IngestStats `json:",omitempty"`
 	Decode  *pipeline.DecodeStats `json:",omitempty"`
 	Record  *pipeline.RecordStats `json:",omitempty"`
-	Segment *segment              `json:",omitempty"`
+	Segment *Segment              `json:",omitempty"`
 	Error   string                `json:",omitempty"` // why it has ended
 	Ended   bool                  `json:",omitempty"` // without an error
 }
 
-// segment is a finished file.
-type segment struct {
-	Key, Path  string
-	Start, End time.Time
-	Bytes      int64
-	Packets    int
-	Lost       uint64
-	Gap        bool // in front of it
+// Segment is a finished file.
+type Segment struct {
+	Key     string    `json:"key"`
+	Path    string    `json:"path"`
+	Start   time.Time `json:"start"`
+	End     time.Time `json:"end"`
+	Bytes   int64     `json:"bytes"`
+	Packets int       `json:"packets"`
+	Lost    uint64    `json:"lost"`
+	Gap     bool      `json:"discontinuous"` // in front of it
 }
 
-func newSegment(key string, s mux.Segment) *segment {
-	return &segment{Key: key, Path: s.Path, Start: s.Start, End: s.End, Bytes: s.Bytes, Packets: s.Packets, Lost: s.Lost, Gap: s.Discontinuous}
+func newSegment(key string, s mux.Segment) *Segment {
+	return &Segment{Key: key, Path: s.Path, Start: s.Start, End: s.End, Bytes: s.Bytes, Packets: s.Packets, Lost: s.Lost, Gap: s.Discontinuous}
 }
 
 // stage is one stage under supervision: a loop that runs it again whenever it fails. Each has a loop of its own, so one that fails
@@ -70,7 +72,7 @@ type stage struct {
 	delay   time.Duration
 	backoff time.Duration
 	exe     []string // command line of a stage in a process of its own
-	done    func(segment)
+	done    func(Segment)
 
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -165,7 +167,7 @@ func (st *stage) once(ctx context.Context) error {
 		st.mu.Lock()
 		defer st.mu.Unlock()
 		st.probe = probe
-	}, func(s segment) { st.finished(s) })
+	}, func(s Segment) { st.finished(s) })
 }
 
 // begin is where a recorder begins that takes over from another one; zero = where its options say.
@@ -217,14 +219,14 @@ func plus(a, b pipeline.RecordStats) pipeline.RecordStats {
 	return b
 }
 
-func (st *stage) finished(s segment) {
+func (st *stage) finished(s Segment) {
 	if st.done != nil {
 		st.done(s)
 	}
 }
 
 // runStage runs a stage in this process. probe is called once with what tells its counts; done with each finished file.
-func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, probe func(func() report), done func(segment)) (err error) {
+func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, probe func(func() report), done func(Segment)) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			log.Error("panic in a stage", "stage", s.id(), "panic", p, "stack", string(debug.Stack()))
