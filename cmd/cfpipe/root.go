@@ -66,6 +66,7 @@ func newRootCommand() *cobra.Command {
 		newPacketsCommand(o),
 		newRecordCommand(o),
 		newTestcamCommand(o),
+		newTopCommand(o),
 		newRelayCommand(o),
 		newRunCommand(o),
 		newSnapshotCommand(o),

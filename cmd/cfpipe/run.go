@@ -100,6 +100,7 @@ func runSite(cmd *cobra.Command, o *globalOptions, file string, asJSON bool) err
 	if cmd.Flags().Changed("runtime-dir") || os.Getenv("CUFRAMES_RUNTIME_DIR") != "" {
 		options.RuntimeDir = o.RuntimeDir
 	}
+	manager := newSystemd()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
@@ -109,7 +110,10 @@ func runSite(cmd *cobra.Command, o *globalOptions, file string, asJSON bool) err
 	options.Reload = reload
 	options.Ready = func(c *sites.Config) {
 		o.Logger.Info("site is running", "file", file, "cameras", len(c.Cameras))
+		manager.say("READY=1")
 	}
+	options.Alive = manager.alive
+	defer context.AfterFunc(ctx, func() { manager.say("STOPPING=1") })()
 	if asJSON {
 		var mu sync.Mutex
 		lines := json.NewEncoder(cmd.OutOrStdout())
