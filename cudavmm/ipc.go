@@ -159,12 +159,13 @@ func (v *Device) openHandle(handle [64]byte, size int) (*ipcMapping, error) {
 		return v.do("cuIpcCloseMemHandle", func() result { return a.ipcCloseMem(ptr) })
 	}
 	_, n, err := v.allocation(ptr)
-	if err == nil && (n < uint64(size) || n > maxBuffer) {
-		err = fmt.Errorf("open CUDA IPC handle: %d bytes for a frame of %d: %w", n, size, ErrTooSmall)
+	if err != nil { // a driver that does not tell of others' memory; reads beyond it fail then
+		n = uint64(size)
 	}
-	if err != nil {
-		return nil, errors.Join(err, closeIt())
+	if n < uint64(size) {
+		return nil, errors.Join(fmt.Errorf("open CUDA IPC handle: %d bytes for a frame of %d: %w", n, size, ErrTooSmall), closeIt())
 	}
+	n = min(n, maxBuffer)
 	return &ipcMapping{device: v, handle: handle, ptr: ptr, size: int(n), close: closeIt}, nil
 }
 

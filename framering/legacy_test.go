@@ -634,3 +634,30 @@ func TestLegacyMemoryThatFails(t *testing.T) {
 	_, err = dialed().Frames(FrameReaderOptions{Memory: &slotsInMemfds{}})
 	require.ErrorIs(t, err, ErrNotAvailable)
 }
+
+// The memory of frames outlives the handles that subscribers have opened: the driver wants it so.
+func TestLegacyMemoryOutlivesHandles(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	dir, key := place(t)
+	m := &ipcInMemory{t: t}
+	p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key, Protocol: 1})
+	require.NoError(t, err)
+	_, err = p.StartFrames(FrameOptions{Meta: smallMeta(t, 64), Memory: m})
+	require.NoError(t, err)
+	require.NoError(t, p.Serve())
+	in := &ipcInMemory{t: t, buffers: m.buffers}
+	s, err := Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key})
+	require.NoError(t, err)
+	r, err := s.Frames(FrameReaderOptions{Memory: in})
+	require.NoError(t, err)
+	closed := make(chan error)
+	go func() { closed <- p.Close(ReasonNormal) }()
+	wait(t, s.Done(), "SHUTDOWN")
+	require.EqualValues(t, 5, m.live.Load(), "4 slots and the event")
+	require.NoError(t, r.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, <-closed)
+	require.Zero(t, m.live.Load())
+	require.Zero(t, in.live.Load())
+}

@@ -207,8 +207,17 @@ func (s *session) end(last message) {
 	if s.bit != 0 {
 		s.p.table.drain(s.bit)
 	}
+	maps := s.p.dialect.ipc && s.bit != 0 && s.ring != nil
 	s.p.mu.Unlock()
 	_ = s.peer.send(last, nil)
+	if _, shutdown := last.(shutdownNotice); shutdown && maps {
+		// The driver leaves open what happens when memory is freed that others have mapped by its handle: the subscriber closes the
+		// connection when it has closed the handles. Until run has left, or for so long, the memory stays.
+		if s.peer.c.CloseWrite() == nil {
+			time.AfterFunc(handleTimeout, func() { s.peer.c.Close() })
+			return
+		}
+	}
 	s.peer.c.Close()
 }
 

@@ -16,6 +16,7 @@ import (
 const (
 	handshakeTimeout = 5 * time.Second // for each step of the handshake, and for the rest of a message that has begun
 	writeTimeout     = 2 * time.Second // for one message to a peer that does not read
+	handleTimeout    = time.Second     // for subscribers of frames to close their CUDA IPC handles when these are about to end
 )
 
 // peer is a conn over a Unix socket. One goroutine receives; any may send.

@@ -261,7 +261,10 @@ func (s *Subscriber) listen() {
 			cause = fmt.Errorf("%w: %w", err, ErrDisconnected)
 		}
 	}
-	s.peer.c.Close()
+	var shutdown *ShutdownError
+	if !s.side.dialect.ipc || s.side.hello.Flags.effective()&WantsFrames == 0 || !errors.As(cause, &shutdown) {
+		s.peer.c.Close()
+	} // else Close does, after the handles were closed: the publisher waits for that
 	s.doorbell.close()
 	s.progress.end()
 	s.mu.Lock()

@@ -2,6 +2,7 @@ package packetring
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -433,4 +434,44 @@ func TestErrors(t *testing.T) {
 	}
 	require.ErrorIs(t, ErrGone, ErrShutdown)
 	require.Equal(t, "KEY|LAST_IN_AU", (FlagKey | FlagLastInAU).String())
+}
+
+// A reader with a bell sleeps on it alone: each packet is one ring, no sleep runs out, and a writer that stops ringing is polled.
+func TestBell(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	key := "b-" + rand.Text()[:12]
+	w, err := Create(key, Config{Slots: 8, DataSize: 4096, Protocol: 2})
+	require.NoError(t, err)
+	bell := make(chan struct{}, 1)
+	r, err := Open(w.Path(), ReaderOptions{Bell: func() <-chan struct{} { return bell }})
+	require.NoError(t, err)
+	got := make(chan error)
+	go func() {
+		for range 60 {
+			_, err := r.Next(context.Background())
+			got <- err
+		}
+	}()
+	for range 50 {
+		_, err := w.Publish(Packet{Flags: FlagKey, Data: []byte{1}})
+		require.NoError(t, err)
+		bell <- struct{}{}
+		require.NoError(t, <-got)
+	}
+	begun := time.Now()
+	for range 10 { // nobody rings: the first sleeps run out, then the ring is looked at often
+		_, err := w.Publish(Packet{Flags: FlagKey, Data: []byte{1}})
+		require.NoError(t, err)
+		require.NoError(t, <-got)
+	}
+	require.Less(t, time.Since(begun), 5*time.Second)
+	require.NotNil(t, r.wait.waiter, "it went back to the futex")
+	require.LessOrEqual(t, r.wait.expired, uint64(5), "with the rings no sleep ran out")
+	ended := make(chan error)
+	r.wait.polling = false
+	go func() { _, err := r.Next(context.Background()); ended <- err }()
+	require.NoError(t, r.Close())
+	require.ErrorIs(t, <-ended, ErrClosed)
+	require.NoError(t, w.Close())
 }
