@@ -402,18 +402,24 @@ func TestCloseWithStuckSubscribers(t *testing.T) {
 }
 
 // FuzzPublisherStream feeds a publisher's session arbitrary bytes over a real socket: it ends, and no bit is left.
-func FuzzPublisherStream(f *testing.F) {
-	hello := helloRequest{Version: 4, Name: "x", Flags: WantsPackets}
+func FuzzPublisherStream(f *testing.F) { fuzzStream(f, 4) }
+
+// FuzzLegacyStream is the same for protocol 2, which also hands out an eventfd.
+func FuzzLegacyStream(f *testing.F) { fuzzStream(f, 2) }
+
+func fuzzStream(f *testing.F, version uint32) {
+	hello := helloRequest{Version: version, Name: "x", Flags: WantsPackets}
 	f.Add(framed(f, hello))
-	f.Add(framed(f, hello, subscribeRequest{4}))
-	f.Add(framed(f, hello, subscribeRequest{4}, ping{[]byte("hi")}, unsubscribe{}))
-	f.Add(framed(f, hello, subscribeRequest{4}, pong{}, errorNotice{Code: ErrIO, Message: "x"}))
+	f.Add(framed(f, hello, subscribeRequest{version}))
+	f.Add(framed(f, hello, subscribeRequest{version}, ping{[]byte("hi")}, unsubscribe{}))
+	f.Add(framed(f, hello, subscribeRequest{version}, pong{}, errorNotice{Code: ErrIO, Message: "x"}))
 	f.Add(framed(f, hello, hello))
-	f.Add(framed(f, subscribeRequest{4}))
+	f.Add(framed(f, subscribeRequest{version}))
+	f.Add(framed(f, helloRequest{Version: 1}, subscribeRequest{1}))
 	f.Add([]byte{1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF})
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	dir, key := place(f)
-	p := publish(f, PublisherOptions{RuntimeDir: dir, Key: key}, true)
+	p := publish(f, PublisherOptions{RuntimeDir: dir, Key: key, Protocol: version}, true)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: SocketPath(dir, key), Net: "unix"})
 		require.NoError(t, err)

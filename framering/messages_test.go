@@ -373,19 +373,24 @@ func FuzzMessages(f *testing.F) {
 		b := unhex(f, c.bytes)
 		f.Add(uint32(c.msg.msgType()), b[frameHeaderSize:])
 	}
+	for _, c := range legacyCases {
+		f.Add(uint32(c.msg.msgType()), unhex(f, c.bytes)[frameHeaderSize:])
+	}
+	f.Add(uint32(msgSubscribeResp), unhex(f, `00 00 00 00  05 00 00 00  78 56 34 12 `+zeros12))
 	f.Fuzz(func(t *testing.T, typ uint32, p []byte) {
 		if len(p) > maxPayload {
 			return // refused by the framing
 		}
-		m, err := parseAny(MsgType(typ), p, &protocol4)
-		if err != nil {
-			return
+		for _, d := range dialects {
+			m, err := parseAny(MsgType(typ), p, d)
+			if err != nil {
+				continue
+			}
+			b, err := appendMessage(nil, m, d)
+			require.NoError(t, err)
+			again, err := parseAny(MsgType(typ), b[frameHeaderSize:], d)
+			require.NoError(t, err)
+			requireSame(t, m, again)
 		}
-		b, err := appendMessage(nil, m, &protocol4)
-		require.NoError(t, err)
-		again, err := parseAny(MsgType(typ), b[frameHeaderSize:], &protocol4)
-		require.NoError(t, err)
-		requireSame(t, m, again)
-		require.NoError(t, err)
 	})
 }

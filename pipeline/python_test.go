@@ -105,9 +105,15 @@ func TestPythonFrames(t *testing.T) {
 }
 
 func TestPythonPackets(t *testing.T) {
+	for _, protocol := range []uint32{4, 2} {
+		t.Run(fmt.Sprintf("protocol-%d", protocol), func(t *testing.T) { pythonPackets(t, protocol) })
+	}
+}
+
+func pythonPackets(t *testing.T, protocol uint32) {
 	testenv.Watchdog(t, 60*time.Second)
 	dir, key := place(t)
-	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 27, Slots: 64, DataSize: 64 << 10}})
+	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Protocol: protocol, Packets: packetring.Config{CodecID: 27, Slots: 64, DataSize: 64 << 10}})
 	require.NoError(t, err)
 	defer pub.Close(framering.ReasonNormal)
 	put := func(i int) string {

@@ -1,4 +1,4 @@
-"""The connection to a publisher: the handshake of protocol 4, and its end."""
+"""The connection to a publisher: the handshake of protocol 4, for packets also of protocol 2, and its end."""
 
 import array
 import collections
@@ -22,6 +22,7 @@ _HELLO_REQ, _HELLO_RESP, _SUBSCRIBE_REQ, _SUBSCRIBE_RESP, _VMM_FDS = 0x01, 0x02,
 _UNSUBSCRIBE, _SHUTDOWN, _PING, _PONG, _ERROR = 0x10, 0x30, 0xF0, 0xF1, 0xFE
 
 _VERSION = 4
+_MAGIC_LEGACY = 0xCC7C1DCC  # of the frame SHM in protocols 1 to 3
 _MAX_PAYLOAD = 4096  # no message is longer
 _MAX_SLOTS = 16
 _STEP = 5.0  # seconds that a step of the handshake may take
@@ -96,19 +97,42 @@ class Connection:
     def _handshake(self, flags, mode, name, device):
         name = (os.path.basename((sys.argv or [""])[0]) or "python") if name is None else name
         text = name.encode()[:255].decode(errors="ignore").encode()
-        self._send(_HELLO_REQ, struct.pack("<II", _VERSION, len(text)) + text + struct.pack("<iII8x", device, mode, flags))
+        self.version = self._spoken(flags)
+        self._send(_HELLO_REQ, struct.pack("<II", self.version, len(text)) + text + struct.pack("<iII8x", device, mode, flags))
         try:
             self._hello(self._expect(_HELLO_RESP), flags)
-            self._send(_SUBSCRIBE_REQ, struct.pack("<I12x", _VERSION))
+            self._send(_SUBSCRIBE_REQ, struct.pack("<I12x", self.version))
             p = self._expect(_SUBSCRIBE_RESP)
             self._result(p)
             self.bit, self.initial_seq = p.fields("IQ")
             if not 1 <= self.bit <= 31:
                 raise ProtocolError("SUBSCRIBE_RESP: bit %d" % self.bit)
-            self._vmm_fds(self._expect(_VMM_FDS), flags)
+            if self.version == _VERSION:
+                self._vmm_fds(self._expect(_VMM_FDS), flags)
         except ProtocolError as e:
             self._complain(e)
             raise
+
+    def _spoken(self, flags):
+        """The protocol to speak: the publisher's, as its frame SHM says, and 4 where that cannot be read (the publisher will tell)."""
+        try:
+            f = _shm.File("cuframes-" + self.key)
+            try:
+                magic, version = struct.unpack("<II", f.read(8, 0))
+            finally:
+                f.close()
+        except (Error, OSError):
+            return _VERSION
+        if magic != _MAGIC_LEGACY:
+            return _VERSION
+        if version == 1 and not flags & WANTS_FRAMES:
+            raise NotAvailableError("key %s: the publisher speaks protocol 1, which has no packets" % self.key)
+        if version != 2 or flags & WANTS_FRAMES:
+            raise ProtocolError(
+                "key %s: the publisher speaks protocol %d, this package 4, and 2 for packets (cfpipe bridge %s --key … publishes it in 4)"
+                % (self.key, version, self.key)
+            )
+        return version
 
     def _complain(self, e):
         text = str(e).encode()[:512].decode(errors="ignore").encode()
@@ -129,8 +153,8 @@ class Connection:
     def _hello(self, p, flags):
         self._result(p)
         version, self.ring_size, _ = p.fields("III")
-        if version != _VERSION:
-            raise ProtocolError("the publisher speaks protocol %d, this package %d" % (version, _VERSION))
+        if version != self.version and not (self.version == 2 and version == 1):  # 1: it has no packet ring
+            raise ProtocolError("the publisher speaks protocol %d, this subscriber %d" % (version, self.version))
         self.meta = Meta(*struct.unpack("<6IQ32x", p.take(64)))
         path = p.text()
         self.shm_name = _shm.shm_name(path) if path or flags & WANTS_FRAMES else None
