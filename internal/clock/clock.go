@@ -8,6 +8,8 @@
 //   - The RTP timestamp jumps (a looped file, a restarted encoder): at once, since the RTP clock has lost its meaning.
 //   - The source's NTP time disagrees by more than half a second, arrivals disagree by more than a second for a whole
 //     window, or the system clock was set while the run hangs on it: at the next keyframe, so that no picture is lost to a cut.
+//   - The RTP timestamps of a video stand still, run backwards, or jump again and again: from there on its times are those of
+//     arrival, until the timestamps have kept to arrival for some seconds.
 //
 // Durations inside a run come from the RTP clock and the monotonic clock alone; setting the system clock cannot change them.
 package clock
@@ -61,6 +63,8 @@ const (
 	tick = 1 * s
 	// minDrift is the relative error of the RTP clock's rate from which on it is a wrong rate and not a crystal.
 	minDrift = 0.005
+	// maxPace is how many times too fast or too slow such a clock may be. What is faster than that has jumped.
+	maxPace = 5
 )
 
 // Clock is the common clock of a source's tracks. Not safe for concurrent use.
@@ -145,7 +149,7 @@ func (c *Clock) follow(at Instant) {
 // now is the time that a packet without history gets: that of its arrival, moved by how the other tracks stand to theirs.
 func (c *Clock) now(self *Track, at Instant) int64 {
 	if self.started {
-		return at.Mono + c.base - self.delay()
+		return at.Mono + c.base - max(self.delay(), self.leastDelay) // what ran ahead in this window is no measure
 	}
 	for _, t := range c.tracks {
 		if t != self && t.started {

@@ -19,6 +19,11 @@ type Track struct {
 	scale    float64 // measured over declared rate: 1, except for sources whose RTP clock is no clock
 	steer    float64
 	anchorAt int64 // mono
+	burst    bool  // a stored GOP may follow the anchor
+
+	anchorDelay int64 // arrival minus time
+	leastDelay  int64 // of all whole windows of the run, and the anchor's; in a burst, of all packets
+	doubt       doubt
 
 	// Least delay: the smallest (arrival - model) in this window and the one before, and in the first whole window of the run.
 	winStart, winMin, prevMin int64
@@ -48,7 +53,7 @@ func (t *Track) model(ext int64) int64 {
 // SenderReport takes an RTCP sender report's NTP and RTP timestamps. Implausible ones are ignored.
 func (t *Track) SenderReport(ntp uint64, rtp uint32, at Instant) {
 	ns, ok := NTPTime(ntp, at.Wall)
-	if !ok {
+	if !ok || t.doubt.byArrival {
 		return
 	}
 	if t.srKnown {
@@ -88,14 +93,22 @@ func (t *Track) Time(rtp uint32, at Instant, key bool) (pts int64, discontinuity
 	}
 	t.ext += int64(int32(rtp - t.last))
 	t.last = rtp
+	if t.doubt.byArrival {
+		return t.arrivalTime(at, key)
+	}
 	if t.epoch != t.c.epoch { // another track has begun a new run
 		discontinuity = t.join(at)
 	}
 	pts = t.model(t.ext)
+	jumped := t.jumped(pts, at, key)
+	if t.contradicted(at, pts, jumped) {
+		return t.leaveRTP(at), true
+	}
 	switch {
-	case t.jumped(pts, at, key):
+	case jumped:
 		t.srKnown = false // its RTP timestamp is of the time before
 		t.anchor(max(t.c.now(t, at), t.maxPTS+ms), at)
+		t.burst = t.doubt.leaps <= 1 && t.anchorDelay > t.doubt.home-doubtAhead
 		discontinuity = true
 	case t.pending && t.mayStep(key):
 		t.step(at)
@@ -125,6 +138,8 @@ func (t *Track) begin(rtp uint32, at Instant) {
 	}
 	t.started = true
 	t.anchor(anchor, at)
+	t.burst, t.doubt.home = true, t.anchorDelay
+	t.doubt.high, t.doubt.advancedAt = t.ext, at.Mono
 	t.lastPTS, t.maxPTS, t.lastMono = anchor, anchor, at.Mono
 	t.observe(at, anchor)
 }
@@ -132,8 +147,10 @@ func (t *Track) begin(rtp uint32, at Instant) {
 // anchor begins a run of this track.
 func (t *Track) anchor(time int64, at Instant) {
 	t.refExt, t.refTime, t.steer = t.ext, time, 0
-	t.anchorAt = at.Mono
-	t.winStart, t.winMin, t.prevMin, t.windows = at.Mono, at.Mono+t.c.base-time, at.Mono+t.c.base-time, 0
+	t.anchorAt, t.burst = at.Mono, false
+	d := at.Mono + t.c.base - time
+	t.anchorDelay, t.leastDelay = d, d
+	t.winStart, t.winMin, t.prevMin, t.windows = at.Mono, d, d, 0
 	t.winMinAt = at.Mono
 	t.nextTick = at.Mono + tick
 	t.maxPTS = time
@@ -143,7 +160,7 @@ func (t *Track) anchor(time int64, at Instant) {
 // wrongPace: more apart than crystals are, and still a pace.
 func wrongPace(pace, scale float64) bool {
 	d := pace/scale - 1
-	return (d > minDrift || d < -minDrift) && d > -0.8 && d < 4
+	return (d > minDrift || d < -minDrift) && d > 1.0/maxPace-1 && d < maxPace-1
 }
 
 // delay is the least delay seen lately: arrival minus model.
@@ -161,11 +178,13 @@ func (t *Track) jumped(pts int64, at Instant, key bool) bool {
 	if pts < t.maxPTS-back {
 		return true
 	}
-	ahead := maxAhead
-	if at.Mono-t.anchorAt < burstTime {
-		ahead = maxBurst
+	d := at.Mono + t.c.base - pts
+	if t.burst && at.Mono-t.anchorAt < burstTime {
+		return d < t.anchorDelay-maxBurst
 	}
-	return at.Mono+t.c.base-pts < t.delay()-ahead
+	// At once it is a jump; little by little it may be a pace that is not measured yet.
+	return d < t.leastDelay-maxAhead &&
+		(d < t.lastMono+t.c.base-t.lastPTS-maxAhead || d < t.leastDelay-maxAhead-(maxPace-1)*(at.Mono-t.winStart))
 }
 
 // mayStep: the lead waits for a keyframe, the others for the lead; without a lead that delivers, a track goes alone.
@@ -194,6 +213,7 @@ func (t *Track) step(at Instant) {
 	t.c.epoch++
 	t.shifted, t.epoch = t.c.shifted, t.c.epoch
 	t.anchor(target, at)
+	t.doubt.home = t.anchorDelay
 }
 
 // target is where the model should be now.
@@ -220,6 +240,7 @@ func (t *Track) join(at Instant) (moved bool) {
 	}
 	t.pending = false
 	t.anchor(target, at)
+	t.doubt.home = t.anchorDelay
 	return true
 }
 
@@ -230,8 +251,15 @@ func (t *Track) observe(at Instant, pts int64) {
 		if t.windows == 0 {
 			t.firstMin, t.firstMinAt = t.winMin, t.winMinAt
 		}
+		t.leastDelay = min(t.leastDelay, t.winMin)
+		if t.doubt.still == 0 && t.doubt.leaps == 0 && t.winMin > t.doubt.home-doubtAhead {
+			t.doubt.home = t.winMin
+		}
 		t.prevMin, t.winMin, t.winStart, t.winMinAt = t.winMin, d, at.Mono, at.Mono
 		t.windows++
+	}
+	if t.burst && at.Mono-t.anchorAt < burstTime {
+		t.leastDelay = min(t.leastDelay, d)
 	}
 	if d < t.winMin {
 		t.winMin, t.winMinAt = d, at.Mono

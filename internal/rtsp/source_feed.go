@@ -48,6 +48,7 @@ type feedTrack struct {
 	started bool  // handed out a first packet
 	waiting int64 // mono since when slices come that cannot be used; 0: none
 	warned  bool
+	untimed bool // it was told that the RTP timestamps are of no use
 	scratch []byte
 	lastDTS int64
 	anyKind bool  // the only format of its media: packets of any payload type are its own
@@ -189,6 +190,10 @@ func (t *feedTrack) video(u unit) {
 		return
 	}
 	pts, gap := t.clock.Time(u.time, u.at, u.key)
+	if !t.untimed && t.clock.ByArrival() {
+		t.untimed = true // told once: it may come and go
+		f.log.Warn("RTP timestamps stand still, run backwards or jump all the time: the time of arrival is taken instead", "track", t.format.track.Name)
+	}
 	gap = gap || u.gap && t.started
 	data := u.data
 	if u.key {

@@ -699,6 +699,34 @@ func TestRTPTimeJumps(t *testing.T) {
 	}
 }
 
+// RTP timestamps that stand still: the pictures are as far apart as they arrive, and the log says so once.
+func TestRTPTimeStandsStill(t *testing.T) {
+	begin(t, 30*time.Second)
+	cam := newFakeCam(t, sdpH264(sprop()))
+	cam.play = func(c *camConn) {
+		s := c.stream(0, 96)
+		for i := 0; c.sleep(20 * time.Millisecond); i++ { // the camera's pace
+			s.send(4000000, true, h264Slice(i%25 == 0, true, byte(i), 40)...)
+		}
+	}
+	cam.start()
+	r := runSource(t, SourceOptions{URL: cam.url("/"), Transport: TransportTCP})
+	got := r.wait(t, 150)
+	breaks := 0
+	for i, p := range got[1:] {
+		if p.Flags&media.FlagDiscontinuity != 0 {
+			breaks++
+			require.Less(t, i, 110, "once it is found out there is no further break")
+		} else {
+			require.Greater(t, p.DTS, got[i].DTS)
+		}
+	}
+	require.LessOrEqual(t, breaks, 5)
+	require.Greater(t, got[149].PTS-got[119].PTS, int64(30*20*time.Millisecond)*9/10)
+	_ = r.stop(t)
+	require.Equal(t, 1, strings.Count(r.log.String(), "time of arrival is taken"))
+}
+
 func TestDescriptions(t *testing.T) {
 	for name, c := range map[string]struct {
 		sdp  string
