@@ -121,6 +121,43 @@ func TestGPULegacy(t *testing.T) {
 	t.Logf("RESULT protocol 2 strict-wait: 4 readers with %d of %d frames whole each", gpuFrames, gpuFrames)
 }
 
+// A publisher of protocol 2 is killed and started again: a subscriber follows, and the handles of the dead one are closed.
+func TestGPULegacyKilled(t *testing.T) {
+	v := gpu(t)
+	dir, key := place(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	c := frameCopier{device: func() (*cudavmm.Device, error) { return v, nil }}
+	defer c.close()
+	require.NoError(t, c.use(framering.NV12Meta(1920, 1080)))
+	b := make([]byte, c.size)
+	var s *FrameSubscription
+	for i := range 6 {
+		p, _ := gpuChild(t, "publish-2", dir, key)
+		if s == nil {
+			var err error
+			s, err = SubscribeFrames(ctx, FrameSubscribeOptions{RuntimeDir: dir, Key: key, WaitForKey: 10 * time.Second})
+			require.NoError(t, err)
+		}
+		for whole := false; !whole; {
+			f, err := s.Next(ctx)
+			require.NoError(t, err)
+			err = errors.Join(c.copy(b, f), f.Release())
+			if errors.Is(err, framering.ErrFrameOverrun) {
+				continue
+			}
+			require.NoError(t, err)
+			require.Equal(t, byte(f.Seq), b[12345])
+			whole = s.Generation() >= i
+		}
+		require.Equal(t, framering.DefaultRingSize, cudavmm.IPCHandles(), "those of the publisher that lives")
+		p.Kill()
+	}
+	require.NoError(t, s.Close())
+	require.Zero(t, cudavmm.IPCHandles())
+	t.Logf("RESULT protocol 2: 5 kills followed, 0 handles left")
+}
+
 //go:embed testdata/legacy_reader.py
 var legacyReader string
 

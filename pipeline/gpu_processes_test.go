@@ -40,7 +40,7 @@ func TestFramesBetweenProcesses(t *testing.T) {
 	require.NoError(t, err, string(out))
 	out, err = exec.Command("cc", "-shared", "-fPIC", "-O2", "-o", lib+"/libcudart.so", "testdata/libcudart.c", lib+"/libcuda.so.1").CombinedOutput()
 	require.NoError(t, err, string(out))
-	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts|Legacy|LegacyPython|Bridge)$", "-test.v")
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts|Legacy|LegacyPython|LegacyKilled|Bridge)$", "-test.v")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+lib, "CFPIPE_GPU="+lib, "CFPIPE_GPU_FRAMES=300")
 	p := testenv.StartCmd(t, cmd)
 	require.NoError(t, p.WaitFor(t, 110*time.Second), p.Stdout())
@@ -50,6 +50,7 @@ func TestFramesBetweenProcesses(t *testing.T) {
 		require.Contains(t, p.Stdout(), "RESULT "+what+": 0 torn, 0 handles left")
 	}
 	require.Contains(t, p.Stdout(), "RESULT CUDA runtime API in Python: 300 frames right")
+	require.Contains(t, p.Stdout(), "RESULT protocol 2: 5 kills followed")
 	require.Contains(t, p.Stdout(), "RESULT bridge 2 → 4 → 2")
 }
 
@@ -80,7 +81,9 @@ func gpuProcess(role, dir, key string) error {
 	defer cancel()
 	switch kind, _, _ := strings.Cut(role, " "); kind {
 	case "publish": // frames of a changing number until killed
-		return gpuPublish(dir, key)
+		return gpuPublish(dir, key, 4)
+	case "publish-2":
+		return gpuPublish(dir, key, 2)
 	case "bridge-2", "bridge-4":
 		return gpuBridge(ctx, kind, dir, key)
 	case "read", "slow", "strict":
@@ -102,7 +105,7 @@ func gpuPaint(s *cudavmm.Stream, b cudavmm.Buffer, n uint64) error {
 	return s.Synchronize()
 }
 
-func gpuPublish(dir, key string) error {
+func gpuPublish(dir, key string, protocol uint32) error {
 	v, err := cudavmm.OpenDevice(0)
 	if err != nil {
 		return err
@@ -111,7 +114,7 @@ func gpuPublish(dir, key string) error {
 	if err != nil {
 		return err
 	}
-	p, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key})
+	p, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key, Protocol: protocol})
 	if err != nil {
 		return err
 	}
