@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -374,4 +375,31 @@ func TestProgressStaysInItsOwnTable(t *testing.T) {
 	require.Zero(t, second.Subscribers()[0].LastSeenSeq)
 	fresh.SawPacket(7)
 	require.EqualValues(t, 7, second.Subscribers()[0].LastSeenSeq)
+}
+
+// What lies in the place of the socket and is none belongs to somebody: it stays, and the error says what to do.
+func TestNoSocketInItsPlace(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	path := SocketPath(dir, key)
+	for name, put := range map[string]func() error{
+		"file":    func() error { return os.WriteFile(path, []byte("mine"), 0o600) },
+		"FIFO":    func() error { return syscall.Mkfifo(path, 0o600) },
+		"folder":  func() error { return os.Mkdir(path, 0o700) },
+		"symlink": func() error { return os.Symlink("/dev/null", path) },
+	} {
+		require.NoError(t, put())
+		before, err := os.Lstat(path)
+		require.NoError(t, err)
+		_, err = NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
+		require.ErrorIs(t, err, ErrInvalidArg, name)
+		require.ErrorContains(t, err, path)
+		after, err := os.Lstat(path)
+		require.NoError(t, err, name)
+		require.True(t, os.SameFile(before, after), name)
+		require.NoError(t, os.Remove(path))
+	}
+	p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
+	require.NoError(t, err)
+	require.NoError(t, p.Close(ReasonNormal))
 }

@@ -3,6 +3,7 @@ package framering
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"syscall"
@@ -146,7 +147,10 @@ func TestForeignShm(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, key := place(t)
 			foreignShm(t, key, c.magic, c.version, c.pid)
-			require.NoError(t, os.WriteFile(SocketPath(dir, key), nil, 0o600)) // a stale socket is no obstacle either
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: SocketPath(dir, key), Net: "unix"})
+			require.NoError(t, err)
+			l.SetUnlinkOnClose(false) // a stale socket is no obstacle either
+			require.NoError(t, l.Close())
 			i, _ := Inspect(dir, key)
 			require.False(t, i.Alive)
 			p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})

@@ -49,6 +49,9 @@ func (in *Ingest) check(ctx context.Context) error {
 	if err := framering.CheckRuntimeDir(in.o.RuntimeDir); err != nil {
 		return err
 	}
+	if err := framering.CheckSocket(in.o.RuntimeDir, in.o.Key); err != nil {
+		return err
+	}
 	if err := awaitKey(ctx, in.o.RuntimeDir, in.o.Key); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"strings"
 	"time"
@@ -43,6 +44,14 @@ func (b *benchResult) print(out io.Writer, r interface{ Write(io.Writer) error }
 	return e.Encode(r)
 }
 
+// benchError makes what cannot be measured wrong usage.
+func benchError(err error) error {
+	if errors.Is(err, bench.ErrOptions) {
+		return usageError{err}
+	}
+	return err
+}
+
 // measuring tells the user what a benchmark does now.
 func (o *globalOptions) measuring(what string) { o.Logger.Info("measuring", "what", what) }
 
@@ -67,7 +76,7 @@ func newBenchPacketsCommand(o *globalOptions) *cobra.Command {
 			b.Progress = o.measuring
 			r, err := bench.RunPackets(cmd.Context(), b)
 			if err != nil {
-				return err
+				return benchError(err)
 			}
 			return result.print(cmd.OutOrStdout(), r)
 		},

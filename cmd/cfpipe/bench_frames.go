@@ -26,7 +26,7 @@ func newBenchFramesCommand(o *globalOptions) *cobra.Command {
 			b.Progress = o.measuring
 			r, err := bench.RunFrames(cmd.Context(), b)
 			if err != nil {
-				return err
+				return benchError(err)
 			}
 			return result.print(cmd.OutOrStdout(), r)
 		},

@@ -29,7 +29,7 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 			b.Progress = o.measuring
 			r, err := bench.RunNNRP(cmd.Context(), b)
 			if err != nil {
-				return err
+				return benchError(err)
 			}
 			return result.print(cmd.OutOrStdout(), r)
 		},

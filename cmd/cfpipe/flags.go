@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -32,14 +33,25 @@ func checkCredentials(username, passwordFile, password string) error {
 	return nil
 }
 
+// maxPasswordFile bounds a --password-file: a wrong name (a recording, /dev/zero) is not to fill the memory.
+const maxPasswordFile = 4096
+
 // readPassword reads the first line of a --password-file; "" without a file.
 func readPassword(path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	b, err := os.ReadFile(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return "", fmt.Errorf("--password-file: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxPasswordFile+1))
+	if err != nil {
+		return "", fmt.Errorf("--password-file: %w", err)
+	}
+	if len(b) > maxPasswordFile {
+		return "", usageError{fmt.Errorf("--password-file %s: longer than %d bytes: this is no password of one line", path, maxPasswordFile)}
 	}
 	line, _, _ := strings.Cut(string(b), "\n")
 	return strings.TrimSuffix(line, "\r"), nil

@@ -62,6 +62,7 @@ func TestIngestUsage(t *testing.T) {
 		{exitUsage, []string{"rtsp://", "--key", key}},
 		{exitNotFound, []string{dir + "/missing.mp4", "--key", key}},
 		{exitNotFound, []string{"rtsp://127.0.0.1/", "--key", key, "--username", "u", "--password-file", dir + "/missing"}},
+		{exitUsage, []string{"rtsp://127.0.0.1/", "--key", key, "--username", "u", "--password-file", "/dev/zero"}},
 	} {
 		_, err := execute(t.Context(), append([]string{"ingest", "--runtime-dir", dir}, c.args...)...)
 		require.Equal(t, c.status, exitStatus(err), "%v: %v", c.args, err)

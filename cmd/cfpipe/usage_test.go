@@ -35,6 +35,13 @@ func TestUsageSays(t *testing.T) {
 		{"a recording is fmp4, mkv, ts or mp4", []string{"record", "a", "--out", "x.mp4", "--format", "mov"}},
 		{"must end in .mp4, .mkv or .ts", []string{"record", "a", "--out", "x.avi"}},
 		{"is a folder", []string{"record", "a", "--out", dir}},
+		{"this is no password of one line", []string{"relay", "--username", "u", "--password-file", "/dev/zero"}},
+		{"want 1 to 5000 packets a second", []string{"bench", "packets", "--rate", "0"}},
+		{"no part \"x\"", []string{"bench", "packets", "--only", "x"}},
+		{"1 to 64 readers", []string{"bench", "packets", "--readers", "-1"}},
+		{"want 1 to 5000 frames a second", []string{"bench", "frames", "--rate", "99999"}},
+		{"no frames of -2×1080 pixels", []string{"bench", "frames", "--width", "-2"}},
+		{"a side of 64 to 2048", []string{"bench", "nnrp", "--side", "1"}},
 		{"did you mean rtsp://127.0.0.1:8555/cam0?", []string{"ingest", "127.0.0.1:8555/cam0", "--key", "a"}},
 		{"did you mean rtsp://?", []string{"ingest", "rstp://127.0.0.1:8555/cam0", "--key", "a"}},
 	} {

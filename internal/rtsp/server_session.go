@@ -60,6 +60,9 @@ func (s *Server) OnSetup(ctx *gortsplib.ServerHandlerOnSetupCtx) (*base.Response
 	if ctx.Session.AnnouncedDescription() != nil { // it publishes
 		return response(base.StatusOK), nil, nil
 	}
+	if senseless(ctx.Request.Header["Transport"]) {
+		return response(base.StatusBadRequest), nil, nil
+	}
 	path := pathOf(ctx.Path)
 	if ctx.Transport == gortsplib.TransportUDPMulticast {
 		return s.setupMulticast(ctx.Session, path)
@@ -78,6 +81,23 @@ func (s *Server) OnSetup(ctx *gortsplib.ServerHandlerOnSetupCtx) (*base.Response
 		c.setup = &setupRequest{session: ss, track: trackID(ctx.Request.URL)}
 	}
 	return response(base.StatusOK), ss.stream, nil
+}
+
+// senseless says whether a Transport header offers channels or ports that there are not.
+func senseless(header base.HeaderValue) bool {
+	var offers headers.Transports
+	if offers.Unmarshal(header) != nil {
+		return true
+	}
+	for _, o := range offers {
+		if c := o.InterleavedIDs; c != nil && (c[0] < 0 || c[0] > 254 || c[1] < 0 || c[1] > 255) {
+			return true
+		}
+		if p := o.ClientPorts; p != nil && (p[0] < 1 || p[0] > 65535 || p[1] < 1 || p[1] > 65535) {
+			return true
+		}
+	}
+	return false
 }
 
 // newStream makes a library stream for what the catalog has at path.

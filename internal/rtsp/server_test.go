@@ -121,6 +121,17 @@ func TestStatus(t *testing.T) {
 	require.Equal(t, 461, status, "UDP is refused where it is not served")
 	status, _, _ = dial(t, s).Do("SETUP", base+"/live/trackID=7", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
 	require.Equal(t, 400, status)
+
+	s = startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 100, interval: time.Second}})
+	for _, transport := range []string{
+		"RTP/AVP/TCP;unicast;interleaved=300-301", "RTP/AVP/TCP;unicast;interleaved=255-256", "RTP/AVP;unicast;client_port=99999-100000",
+		"RTP/AVP;unicast;client_port=65535", "RTP/AVP;unicast;client_port=0-1",
+	} {
+		status, _, _ = dial(t, s).Do("SETUP", "rtsp://"+s.Addr().String()+"/live/trackID=0", "Transport: "+transport)
+		require.Equal(t, 400, status, transport)
+	}
+	status, _, _ = dial(t, s).Do("SETUP", "rtsp://"+s.Addr().String()+"/live/trackID=0", "Transport: RTP/AVP/TCP;unicast;interleaved=254-255")
+	require.Equal(t, 200, status)
 }
 
 // A reader that takes nothing is dropped after the write timeout; until then and after, others get every access unit.

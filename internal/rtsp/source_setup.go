@@ -3,6 +3,7 @@ package rtsp
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -106,7 +107,8 @@ func (ss *clientSession) setupMedia(m *sessionMedia, mode Transport, channel int
 		if strings.HasSuffix(t.profile, "/TCP") || t.multicast {
 			return fmt.Errorf("SETUP %s: %w", mode, errOtherTransport)
 		}
-		return m.udp.unicast(ss.conn.nc, t)
+		m.udp.unicast(ss.conn.nc, t, ss.s.o.Logger)
+		return nil
 	default:
 		if !t.multicast && t.params["destination"] == "" {
 			return fmt.Errorf("SETUP %s: %w", mode, errOtherTransport)
@@ -212,15 +214,18 @@ func remoteAddr(nc net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-func (d *datagramPair) unicast(nc net.Conn, t transportHeader) error {
+// unicast takes the server's ports. The media comes from, and reports go to, the server itself: a source that it names besides
+// (cameras behind address translation name their inner one) could be anybody's address.
+func (d *datagramPair) unicast(nc net.Conn, t transportHeader, log *slog.Logger) {
 	d.from = remoteAddr(nc)
-	if ip, err := netip.ParseAddr(t.params["source"]); err == nil && !ip.IsUnspecified() {
-		d.from = ip.Unmap()
+	if named := t.params["source"]; named != "" {
+		if ip, err := netip.ParseAddr(named); err != nil || ip.Unmap().WithZone("") != d.from.WithZone("") {
+			log.Debug("the server names another source of its datagrams, ignored", "source", named, "peer", d.from)
+		}
 	}
 	if a, b, ok := pair(t.params["server_port"], 65535); ok && a > 1 {
 		d.toRTP, d.toRTCP = netip.AddrPortFrom(d.from, uint16(a)), netip.AddrPortFrom(d.from, uint16(b))
 	}
-	return nil
 }
 
 // joinGroup listens to the multicast group that the server names, else the description.

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -536,6 +537,29 @@ func TestDatagramOrder(t *testing.T) {
 	require.Less(t, last.at.Sub(<-lostAt), 5*time.Second)
 	require.ErrorIs(t, r.stop(t), context.Canceled)
 	require.GreaterOrEqual(t, r.source.Stats().RTPLost, uint64(1))
+}
+
+// A source in the answer to SETUP that is not the server: nothing is sent there, the server's own datagrams are taken.
+func TestSourceElsewhere(t *testing.T) {
+	begin(t, 30*time.Second)
+	cam := newFakeCam(t, sdpH264(sprop()))
+	cam.setup = func(c *camConn, r *camRequest) string {
+		return c.listen(r.header["transport"]) + ";source=127.0.0.2"
+	}
+	var punched atomic.Bool
+	cam.play = func(c *camConn) {
+		_ = c.udp[0].rtp.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_, _, err := c.udp[0].rtp.ReadFromUDP(make([]byte, 100))
+		punched.Store(err == nil)
+		c.stream(0, 96).pictures(0, 20, 1e6)
+		<-c.done
+	}
+	cam.start()
+	r := runSource(t, SourceOptions{URL: cam.url("/"), Transport: TransportUDP})
+	r.wait(t, 10)
+	require.True(t, punched.Load(), "the server itself gets the packet that opens the way")
+	_ = r.stop(t)
+	require.Contains(t, r.log.String(), "another source")
 }
 
 // A server that refuses one transport gets the other.

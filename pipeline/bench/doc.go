@@ -30,6 +30,9 @@ type Packets struct {
 	Progress func(what string)
 }
 
+// ErrOptions is the cause of errors in what was asked for.
+var ErrOptions = errors.New("out of range")
+
 // Parts are the measurements of RunPackets.
 var Parts = []string{"wake", "busy", "stream", "cpu"}
 
@@ -60,16 +63,16 @@ func (o Packets) withDefaults() (Packets, error) {
 	}
 	for _, p := range o.Only {
 		if !slices.Contains(Parts, p) {
-			return o, fmt.Errorf("bench: no part %q, want some of %v", p, Parts)
+			return o, fmt.Errorf("bench: no part %q, want some of %v: %w", p, Parts, ErrOptions)
 		}
 	}
 	for _, r := range o.Rates {
 		if r < 1 || r > 5000 {
-			return o, fmt.Errorf("bench: rate %d, want 1 to 5000 packets a second", r)
+			return o, fmt.Errorf("bench: rate %d, want 1 to 5000 packets a second: %w", r, ErrOptions)
 		}
 	}
 	if o.Size < 8 || o.Size > 1<<20 || o.Readers < 1 || o.Readers > 64 || o.Duration < 0 {
-		return o, errors.New("bench: size, readers or duration out of range")
+		return o, fmt.Errorf("bench: want a size of 8 to 1048576 bytes, 1 to 64 readers, and no negative duration: %w", ErrOptions)
 	}
 	return o, nil
 }

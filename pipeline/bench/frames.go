@@ -253,6 +253,14 @@ func RunFrames(ctx context.Context, o Frames) (*FramesResult, error) {
 	if o.Width == 0 && o.Height == 0 {
 		o.Width, o.Height = 1920, 1080
 	}
+	if _, err := framering.MetaOf(framering.NV12, o.Width, o.Height); err != nil {
+		return nil, fmt.Errorf("bench: no frames of %d×%d pixels: %w", o.Width, o.Height, ErrOptions)
+	}
+	for _, rate := range o.Rates {
+		if rate < 1 || rate > 5000 {
+			return nil, fmt.Errorf("bench: rate %d, want 1 to 5000 frames a second: %w", rate, ErrOptions)
+		}
+	}
 	dir, err := os.MkdirTemp("", "cfpipe-bench-")
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
@@ -260,9 +268,6 @@ func RunFrames(ctx context.Context, o Frames) (*FramesResult, error) {
 	defer os.RemoveAll(dir)
 	r := &FramesResult{CPUs: runtime.NumCPU(), Load: loadAverage(), Width: o.Width, Height: o.Height}
 	for _, rate := range o.Rates {
-		if rate < 1 || rate > 5000 {
-			return nil, fmt.Errorf("bench: rate %d, want 1 to 5000 frames a second", rate)
-		}
 		for _, m := range []struct {
 			name string
 			wait framering.Wait

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -40,7 +39,7 @@ func (o NNRP) withDefaults() (NNRP, error) {
 		o.Progress = func(string) {}
 	}
 	if o.Side < 64 || o.Side > 2048 || o.Tile < 8 || o.Tile > o.Side || o.Duration < 0 {
-		return o, errors.New("bench: side, tile or duration out of range")
+		return o, fmt.Errorf("bench: want a side of 64 to 2048, a tile of 8 up to the side, and no negative duration: %w", ErrOptions)
 	}
 	return o, nil
 }
