@@ -4,6 +4,8 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+
+	"github.com/cfpipe/cfpipe/internal/av"
 )
 
 // tuneForPackets sets the runtime up for a process that moves the packets of one camera. What the environment says wins.
@@ -16,7 +18,10 @@ func tuneForPackets() { tune(24<<20, 1) }
 // tuneForSite is for a process that moves the packets of n streams. A stream lives in about a megabyte, buffers of its reader and
 // its files included. One processor serves some hundred streams of 25 pictures a second; a second one helps only beyond that, and
 // a call that blocks (a disk, an FFmpeg decoder) hands its processor on in any case.
-func tuneForSite(n int) { tune(24<<20+int64(n)<<20, min(1+n/150, runtime.NumCPU())) }
+func tuneForSite(n int) {
+	av.SmallHeap()
+	tune(24<<20+int64(n)<<20, min(1+n/150, runtime.NumCPU()))
+}
 
 func tune(heap int64, processors int) {
 	if os.Getenv("GOGC") == "" {

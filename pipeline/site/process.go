@@ -90,6 +90,8 @@ func (st *stage) runProcess(ctx context.Context) error {
 		return err
 	case last.Ended:
 		return nil
+	case last.Clean:
+		return errors.New("its process was stopped by somebody else")
 	}
 	return errors.New("its process has ended without a word")
 }
@@ -110,7 +112,7 @@ func (st *stage) follow(r io.Reader) (end report) {
 		if rep.Ingest != nil || rep.Record != nil {
 			st.last = rep
 		}
-		st.last.Ended = rep.Ended
+		st.last.Clean = rep.Clean
 		st.mu.Unlock()
 		end = rep
 	}
@@ -160,8 +162,9 @@ func RunStage(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger
 	if probe != nil {
 		last = probe()
 	}
-	switch last.Ended = err == nil || stopped; {
-	case !last.Ended:
+	last.Clean = err == nil || stopped
+	last.Ended = err == nil && !stopped
+	if !last.Clean {
 		last.Error = err.Error()
 	}
 	say(last)

@@ -89,18 +89,24 @@ cameras:
 `)
 	h.recorded("a", 50)
 	h.recorded("b", 50)
-	for _, kind := range []string{kindRecord, kindIngest} {
+	for _, c := range []struct {
+		kind     string
+		signal   syscall.Signal
+		restarts int
+		because  string
+	}{{kindRecord, syscall.SIGKILL, 1, "killed"}, {kindIngest, syscall.SIGKILL, 1, "killed"}, {kindRecord, syscall.SIGTERM, 2, "stopped by somebody else"}} {
+		kind := c.kind
 		pid := h.stage(kind, "b").PID
 		require.NotZero(t, pid)
 		require.NotEqual(t, os.Getpid(), pid)
 		had := h.stage(kindRecord, "b").Record.Packets
-		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+		require.NoError(t, syscall.Kill(pid, c.signal))
 		testenv.Eventually(t, 20*time.Second, func() error {
 			s := h.stage(kind, "b")
-			if s.Restarts != 1 || s.State != StateRunning || s.PID == 0 || s.PID == pid {
+			if s.Restarts != c.restarts || s.State != StateRunning || s.PID == 0 || s.PID == pid {
 				return fmt.Errorf("%s: %+v", kind, s)
 			}
-			if !strings.Contains(s.LastError, "killed") {
+			if !strings.Contains(s.LastError, c.because) {
 				return errors.New(s.LastError)
 			}
 			return nil

@@ -44,7 +44,8 @@ type report struct {
 	Record  *pipeline.RecordStats `json:",omitempty"`
 	Segment *Segment              `json:",omitempty"`
 	Error   string                `json:",omitempty"` // why it has ended
-	Ended   bool                  `json:",omitempty"` // without an error
+	Ended   bool                  `json:",omitempty"` // by itself: there is no more to do
+	Clean   bool                  `json:",omitempty"` // what was counted is written
 }
 
 // Segment is a finished file.
@@ -191,7 +192,7 @@ func (st *stage) settle() {
 	if r.Record != nil {
 		if !r.Record.Newest.IsZero() {
 			st.resume = r.Record.Newest
-			if st.Isolated && !r.Ended {
+			if st.Isolated && !r.Clean {
 				st.resume = st.resume.Add(-inFlight)
 			}
 		}
