@@ -56,8 +56,9 @@ type waiting struct {
 
 	bell    func() <-chan struct{} // of ReaderOptions
 	timer   *time.Timer            // of sleepOnBell
-	closing chan struct{}          // closed by interrupt
-	expired uint64                 // sleeps that nobody ended
+	rings   uint64
+	closing chan struct{} // closed by interrupt
+	missed  uint64        // sleeps that ran out although there was something new
 
 	mu     sync.Mutex
 	waiter *shm.Waiter // WaitShared: made when first needed
@@ -87,7 +88,6 @@ func (w *waiting) wait(ctx context.Context, r *Reader, seen uint32) error {
 	if !errors.Is(err, shm.ErrTimeout) {
 		return err
 	}
-	w.expired++
 	moved := false
 	if err := shm.Guard(func() { moved = atomic.LoadUint32(w.ring.futex()) != seen }); err != nil {
 		return err
@@ -124,6 +124,7 @@ func (w *waiting) wokenUp() {
 // holds no lock gets no second chance, since its next packet would be late as well.
 func (w *waiting) sleptThrough() {
 	w.woken = 0
+	w.missed++
 	if w.strikes++; w.strikes >= 2 || !w.locked {
 		w.polling = true
 	}
@@ -168,14 +169,19 @@ func (w *waiting) sleepShared(ctx context.Context, r *Reader, seen uint32) error
 // sleepOnBell sleeps as long as the wait for a writer that wakes its readers: one that rings does so with every packet, and one that
 // does not after all is noticed by the first sleep that runs out.
 func (w *waiting) sleepOnBell(ctx context.Context, c <-chan struct{}) error {
+	d := w.longest
+	if !w.locked && w.rings < 2 { // it may ring for other things alone, and the first one may be the channel's own
+		d = unlockedBound
+	}
 	if w.timer == nil {
-		w.timer = time.NewTimer(w.longest)
+		w.timer = time.NewTimer(d)
 	} else {
-		w.timer.Reset(w.longest)
+		w.timer.Reset(d)
 	}
 	defer w.timer.Stop()
 	select {
 	case <-c:
+		w.rings++
 		return nil
 	case <-w.timer.C:
 		return shm.ErrTimeout
