@@ -6,5 +6,6 @@
 // passes through the socket, which stays open so that each side sees the other's end.
 //
 // The package knows neither codecs nor CUDA: frame memory is file descriptors and a granularity ([FrameMemory]), packet
-// rings are paths. Section numbers in comments (§) are those of the cuframes wire protocol, version 4.
+// rings are paths. Section numbers in comments (§) are those of the cuframes wire protocol, version 4,
+// unless they name another. Versions 2 and 1 differ in what dialect.go lists; their frames are in frames_ipc.go, their wake-ups in bells.go.
 package framering

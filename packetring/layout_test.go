@@ -76,6 +76,27 @@ func TestGoldenWrite(t *testing.T) {
 	require.Equal(t, golden(t, uint32(os.Getpid())), w.seg.Bytes())
 }
 
+// The ring of protocol 2 differs in proto_version alone (§10.3 to §10.8 of its document), and is read as such.
+func TestGoldenProtocol2(t *testing.T) {
+	testenv.CheckLeaks(t)
+	w := create(t, uniqueKey(t), Config{Slots: 2, DataSize: 16, CodecID: 27, Extradata: []byte{0, 0, 0, 1, 0x67}, Protocol: 2})
+	for _, p := range goldenPackets {
+		_, err := w.Publish(p)
+		require.NoError(t, err)
+	}
+	want := golden(t, uint32(os.Getpid()))
+	copy(want[4:], []byte{2, 0, 0, 0})
+	require.Equal(t, want, w.seg.Bytes())
+	r, err := Open(w.Path(), ReaderOptions{})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, r.Info().Protocol)
+	require.NoError(t, r.Close())
+	for _, version := range []uint32{1, 3} { // 1 has no packet ring, 3 no document
+		_, err := Create(uniqueKey(t), Config{Protocol: version})
+		require.ErrorContains(t, err, "want 2 or 4")
+	}
+}
+
 // writeRing puts bytes under a fresh ring name.
 func writeRing(t testing.TB, b []byte) string {
 	t.Helper()
