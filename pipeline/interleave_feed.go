@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/cfpipe/cfpipe/packetring"
@@ -22,8 +23,16 @@ type trackFeed struct {
 	due     time.Time
 	started bool
 	lag     lagWindow
-	buf     []byte // an access unit that comes in several packets
+
+	// Of run alone.
+	buf        []byte            // an access unit that comes in several packets
+	carried    packetring.Packet // what follows it, when only that has shown its end; Data nil = nothing
+	endsUnits  bool              // the publisher has set LAST_IN_AU
+	generation int               // the publisher that this was seen of
 }
+
+// maxTimes is how many presentation times a unit may have before its publisher counts as one that does not end units any more.
+const maxTimes = 16
 
 func newTrackFeed(ctx context.Context, sub *Subscription, track int) *trackFeed {
 	f := &trackFeed{sub: sub, ready: make(chan item), fail: make(chan error, 1), taken: make(chan struct{})}
@@ -66,26 +75,63 @@ func (f *trackFeed) run(ctx context.Context, track int) {
 	}
 }
 
-// next returns a whole access unit: publishers other than this project's may send it NAL unit by NAL unit.
+// next returns a whole access unit: publishers other than this project's may send it NAL unit by NAL unit, and some never say
+// which is the last one. As long as one has not said so, another presentation time ends the unit as well.
 func (f *trackFeed) next(ctx context.Context) (packetring.Packet, error) {
-	p, err := f.sub.Next(ctx)
-	if err != nil || p.Flags&packetring.FlagLastInAU != 0 {
+	p, err := f.carried, error(nil)
+	if f.carried.Data == nil {
+		p, err = f.sub.Next(ctx)
+	}
+	f.carried = packetring.Packet{}
+	if err != nil || f.ends(p) {
 		return p, err
 	}
 	whole := p
 	f.buf = append(f.buf[:0], p.Data...)
-	for whole.Flags&packetring.FlagLastInAU == 0 && len(f.buf) < maxAssembled {
+	for at, times := whole.PTS, 0; len(f.buf) < maxAssembled; {
+		silent, generation := !f.endsUnits, f.generation
 		if p, err = f.sub.Next(ctx); err != nil {
-			return p, err
+			if !silent || !errors.Is(err, ErrEnded) {
+				return p, err
+			}
+			break // nothing follows: it was the last unit
+		}
+		ends := f.ends(p)
+		another := f.generation != generation || p.PTS != at && p.Flags&packetring.FlagDiscontinuity == 0
+		if silent && another {
+			f.carried = p
+			break
+		}
+		if p.PTS != at {
+			at = p.PTS
+			if times++; times > maxTimes {
+				f.endsUnits = false
+			}
 		}
 		if p.Flags&packetring.FlagDiscontinuity != 0 { // the rest is lost: begin again
 			f.buf, whole = f.buf[:0], p
 		}
 		f.buf = append(f.buf, p.Data...)
 		whole.Flags |= p.Flags
+		if ends {
+			break
+		}
 	}
+	whole.Flags |= packetring.FlagLastInAU
 	whole.Data = f.buf
 	return whole, nil
+}
+
+// ends says whether a packet is the last one of its unit, and takes note of whether its publisher says such things.
+func (f *trackFeed) ends(p packetring.Packet) bool {
+	if p.Flags&packetring.FlagDiscontinuity != 0 {
+		if g := f.sub.Generation(); g != f.generation {
+			f.generation, f.endsUnits = g, false
+		}
+	}
+	last := p.Flags&packetring.FlagLastInAU != 0
+	f.endsUnits = f.endsUnits || last
+	return last
 }
 
 // accept makes it the packet of the track that waits.

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -184,6 +185,63 @@ func TestInterleaveForeign(t *testing.T) {
 		require.WithinRange(t, time.Unix(0, it.PTS), before.Add(-time.Second), time.Now().Add(time.Second))
 	}
 	require.EqualValues(t, 12e7, items[3].PTS-items[0].PTS)
+}
+
+// A publisher that never says which packet is a unit's last: the next presentation time ends it, its end the last one. One that
+// has said so once and does not any more is found out.
+func TestInterleaveUnitsWithoutEnd(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	testenv.CheckLeaks(t)
+	for name, c := range map[string]struct {
+		parts []string
+		flags int // units at the beginning that are ended
+	}{
+		"NAL units": {[]string{"sps", "pps", "slice"}, 0}, "whole units": {[]string{"all"}, 0}, "ended once": {[]string{"pps", "slice"}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, false)
+			send := func(i int) {
+				for n, part := range c.parts {
+					var flags packetring.Flags
+					if n == 0 && i%25 == 0 {
+						flags |= packetring.FlagKey
+					}
+					if i < c.flags && n == len(c.parts)-1 {
+						flags |= packetring.FlagLastInAU
+					}
+					_, err := p.video.Packet(packetring.Packet{PTS: p.base + int64(i)*4e7, DTS: p.base + int64(i)*4e7, Flags: flags, Data: []byte(part)})
+					require.NoError(t, err)
+				}
+			}
+			for i := range 50 {
+				send(i)
+			}
+			in, err := newInterleaver(t.Context(), interleaverOptions{NoAudio: true, SubscribeOptions: SubscribeOptions{
+				RuntimeDir: p.dir, Key: p.key, Start: StartOldest, NoFollow: true,
+			}})
+			require.NoError(t, err)
+			defer in.Close()
+			unit, total := strings.Join(c.parts, ""), 50
+			if c.flags > 0 {
+				total -= maxTimes + 1 // in one
+			}
+			items := p.read(in, total-2)
+			require.NoError(t, p.video.Close(framering.ReasonNormal))
+			items = append(items, p.read(in, 2)...)
+			for i, it := range items {
+				if i != c.flags || c.flags == 0 {
+					require.Equal(t, unit, string(it.Data), i)
+				}
+				require.NotZero(t, it.Flags&packetring.FlagLastInAU)
+				at := (it.PTS - p.base) / 4e7
+				require.Equal(t, at == 0 || at == 25, it.Flags&packetring.FlagKey != 0, at)
+			}
+			require.Equal(t, p.base, items[0].PTS)
+			require.Equal(t, p.base+49*4e7, items[total-1].PTS)
+			_, err = in.next(t.Context())
+			require.ErrorIs(t, err, ErrEnded)
+		})
+	}
 }
 
 // Another publisher's sound comes before its first picture: it is handed out behind that picture, not with the pictures of the
