@@ -80,6 +80,13 @@ cameras:
 		}
 		return nil
 	})
+	require.NoError(t, p.Process.Signal(syscall.SIGHUP))
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !strings.Contains(p.Stderr(), `because="asked to" started=0 stopped=0 untouched=2`) {
+			return errors.New("SIGHUP is not followed")
+		}
+		return nil
+	})
 	for _, pid := range append(children(t, p.Process.Pid), p.Process.Pid) {
 		for _, name := range []string{"cmdline", "environ"} {
 			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))

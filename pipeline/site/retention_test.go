@@ -173,6 +173,7 @@ func TestRetentionSmallDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting takes root")
 	}
+	t.Parallel()
 	h := newHost(t, 2)
 	disk := filepath.Join(h.dir, "disk")
 	require.NoError(t, os.Mkdir(disk, 0o755))
