@@ -85,7 +85,6 @@ int cfp_hw_open(void *ctx, int device, uintptr_t stream, cfp_hw *hw)
     ((cuda_device_context *)((AVHWDeviceContext *)ref->data)->hwctx)->stream = (void *)stream;
     c->hw_device_ctx = ref; // owned by the codec context from here on
     c->get_format = get_format;
-    c->hwaccel_flags |= AV_HWACCEL_FLAG_UNSAFE_OUTPUT; // no copy of its own: ours is made before the picture is given back
     c->opaque = hw;
     return 0;
 }

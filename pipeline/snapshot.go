@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/cfpipe/cfpipe/cudavmm"
@@ -104,6 +105,13 @@ func packedPlanes(planes []framering.Plane, pixels []byte) (all []av.StillPlane)
 	return all
 }
 
+const (
+	snapshotThreads = 8 // pictures decoded in parallel: the way from the keyframe is shorter
+	// snapshotTail is how many packets from the newest one on pictures are kept: more than a decoder holds back, by its threads and
+	// by the order of B-frames.
+	snapshotTail = snapshotThreads + 17
+)
+
 // packetStill decodes from the last keyframe to the newest packet.
 func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info SnapshotInfo, err error) {
 	sub, err := Subscribe(ctx, SubscribeOptions{
@@ -118,7 +126,7 @@ func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info S
 	if err := notSound(o.Key, i.CodecID); err != nil {
 		return still, info, err
 	}
-	d, err := decode.Open(decode.Options{CodecID: i.CodecID, Extradata: i.Extradata, Mode: decode.CPU, Logger: o.Logger})
+	d, err := decode.Open(decode.Options{CodecID: i.CodecID, Extradata: i.Extradata, Mode: decode.CPU, Threads: min(snapshotThreads, runtime.NumCPU()), Logger: o.Logger})
 	if err != nil {
 		return still, info, err
 	}
@@ -131,6 +139,9 @@ func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info S
 	}()
 	var layout decode.Layout
 	keep := func(p *decode.Picture) error {
+		if slot != nil && info.Seq+snapshotTail < newest {
+			return nil // a newer one comes
+		}
 		if slot == nil || p.Layout != layout {
 			if slot != nil {
 				_ = slot.Close()
