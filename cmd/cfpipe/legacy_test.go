@@ -67,12 +67,16 @@ func TestProtocol2(t *testing.T) {
 		require.NotEmpty(t, segments)
 		require.Greater(t, checkSegment(t, segments[0].Path), 10)
 	}
+	relay := s.start("relay", key, "--listen", "127.0.0.1:0")
+	relayed, err := exec.Command(ffprobe, "-v", "error", "-rtsp_transport", "tcp", "-read_intervals", "%+#10", "-show_entries", "packet=flags", "-of", "csv=p=0", s.line(relay)).CombinedOutput()
+	require.NoError(t, err, string(relayed))
+	require.True(t, strings.HasPrefix(string(relayed), "K"), "%s", relayed)
 	picture := filepath.Join(t.TempDir(), "a.jpg")
 	snapshot, err := s.command("snapshot", key, "-o", picture).CombinedOutput()
 	require.NoError(t, err, string(snapshot))
 	require.FileExists(t, picture)
 
-	for _, p := range append(bridges, ingest) {
+	for _, p := range append(bridges, relay, ingest) {
 		require.NoError(t, p.Process.Signal(os.Interrupt))
 		require.NoError(t, p.WaitFor(t, 20*time.Second), p.Stderr())
 	}
