@@ -188,8 +188,16 @@ func (d *Driver) Device(ordinal int) (*Device, error) {
 	return v, nil
 }
 
-// Close gives the primary context back with the last of the calls that opened the device. Buffers, streams and events must
-// be closed before.
+// hold keeps the context for something that was made in it, until that calls Close: a driver that is asked to destroy a stream or
+// memory of a context that is gone crashes, and who made them need not be who opened the device.
+func (v *Device) hold() {
+	v.driver.mu.Lock()
+	defer v.driver.mu.Unlock()
+	v.uses++
+}
+
+// Close gives the primary context back with the last of the calls that opened the device, and the last of the buffers, streams and
+// events that were made in it.
 func (v *Device) Close() error {
 	d := v.driver
 	d.mu.Lock()

@@ -62,7 +62,7 @@ func (b *ipcBuffer) Close() error {
 		defer ipcRegistry.Unlock()
 		if b.m.uses--; b.m.uses == 0 {
 			delete(ipcRegistry.mem, b.m.handle)
-			b.err = b.m.close()
+			b.err = errors.Join(b.m.close(), b.m.device.Close())
 		}
 	})
 	return b.err
@@ -114,6 +114,7 @@ func (v *Device) export(ptr uint64, size int, free func() error) (Buffer, [64]by
 		m.uses++
 		return &ipcBuffer{m: m}, handle, nil
 	}
+	v.hold()
 	m := &ipcMapping{device: v, handle: handle, ptr: ptr, size: size, uses: 1, close: free}
 	ipcRegistry.mem[handle] = m
 	return &ipcBuffer{m: m}, handle, nil
@@ -166,6 +167,7 @@ func (v *Device) openHandle(handle [64]byte, size int) (*ipcMapping, error) {
 		return nil, errors.Join(fmt.Errorf("open CUDA IPC handle: %d bytes for a frame of %d: %w", n, size, ErrTooSmall), closeIt())
 	}
 	n = min(n, maxBuffer)
+	v.hold()
 	return &ipcMapping{device: v, handle: handle, ptr: ptr, size: int(n), close: closeIt}, nil
 }
 
@@ -204,6 +206,7 @@ func (v *Device) NewIPCEvent() (IPCEvent, error) {
 	if err := v.do("cuEventCreate", func() result { return a.eventCreate(&e.event, eventDisableTiming|eventInterprocess) }); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+	v.hold()
 	if err := v.do("cuIpcGetEventHandle", func() result { return a.ipcGetEvent(&e.handle, e.event) }); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
@@ -226,6 +229,7 @@ func (v *Device) OpenIPCEvent(handle [64]byte) (IPCEvent, error) {
 	if err != nil {
 		return nil, ipcError(err)
 	}
+	v.hold()
 	return e, nil
 }
 
@@ -268,7 +272,7 @@ func (e *ipcEvent) Close() error {
 			ipcEvents.Unlock()
 			e.err = e.own.Close()
 		}
-		e.err = errors.Join(e.err, e.device.do("cuEventDestroy", func() result { return e.device.driver.api.eventDestroy(e.event) }))
+		e.err = errors.Join(e.err, e.device.do("cuEventDestroy", func() result { return e.device.driver.api.eventDestroy(e.event) }), e.device.Close())
 	})
 	return e.err
 }
@@ -313,7 +317,9 @@ func (b *localBuffer) Pointer() uintptr { return uintptr(b.ptr) }
 func (b *localBuffer) FD() int          { return -1 }
 
 func (b *localBuffer) Close() error {
-	b.once.Do(func() { b.err = b.device.do("cuMemFree", func() result { return b.device.driver.api.memFree(b.ptr) }) })
+	b.once.Do(func() {
+		b.err = errors.Join(b.device.do("cuMemFree", func() result { return b.device.driver.api.memFree(b.ptr) }), b.device.Close())
+	})
 	return b.err
 }
 
@@ -327,5 +333,6 @@ func (v *Device) AllocLocal(size int) (Buffer, error) {
 	if err := v.do("cuMemAlloc", func() result { return v.driver.api.memAlloc(&b.ptr, uint64(n)) }); err != nil {
 		return nil, v.explain(err, n)
 	}
+	v.hold()
 	return b, nil
 }

@@ -44,6 +44,7 @@ func (b *deviceBuffer) Close() error {
 		if b.file != nil {
 			b.err = errors.Join(b.err, b.file.Close())
 		}
+		b.err = errors.Join(b.err, b.device.Close())
 	})
 	return b.err
 }
@@ -129,6 +130,7 @@ func (v *Device) mapped(handle uint64, n int) (*deviceBuffer, error) {
 		unmap := v.do("cuMemUnmap", func() result { return a.memUnmap(ptr, size) })
 		return nil, errors.Join(err, unmap, free())
 	}
+	v.hold()
 	return &deviceBuffer{device: v, size: n, ptr: ptr}, nil
 }
 

@@ -29,6 +29,7 @@ func (v *Device) NewStream() (*Stream, error) {
 	if err := v.do("cuStreamCreate", func() result { return v.driver.api.streamCreate(&s.stream, streamNonBlocking) }); err != nil {
 		return nil, err
 	}
+	v.hold()
 	return s, nil
 }
 
@@ -50,6 +51,7 @@ func (s *Stream) Close() error {
 	return errors.Join(
 		s.device.do("cuStreamSynchronize", func() result { return a.streamSynchronize(h) }),
 		s.device.do("cuStreamDestroy", func() result { return a.streamDestroy(h) }),
+		s.device.Close(),
 	)
 }
 
@@ -164,6 +166,7 @@ func (v *Device) NewEvent(timing bool) (*Event, error) {
 	if err := v.do("cuEventCreate", func() result { return v.driver.api.eventCreate(&e.event, flags) }); err != nil {
 		return nil, err
 	}
+	v.hold()
 	return e, nil
 }
 
@@ -201,7 +204,7 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 // Close gives the event back.
 func (e *Event) Close() error {
 	e.once.Do(func() {
-		e.err = e.device.do("cuEventDestroy", func() result { return e.device.driver.api.eventDestroy(e.event) })
+		e.err = errors.Join(e.device.do("cuEventDestroy", func() result { return e.device.driver.api.eventDestroy(e.event) }), e.device.Close())
 	})
 	return e.err
 }
