@@ -323,30 +323,12 @@ func (o Packets) frameLatency(ctx context.Context, f Frames, dir, name string, w
 
 func (o Packets) frameStream(ctx context.Context, f Frames, dir string) (*Stream, error) {
 	s := &Stream{Readers: o.Readers, Rounds: streamRounds, Size: f.Width * f.Height * 3 / 2}
-	var frames, read, writerAllocs, readerAllocs uint64
-	for range streamRounds {
-		ref, err := o.frameRound(ctx, f, dir, "framecopy")
-		if err != nil {
-			return nil, err
-		}
-		got, err := o.frameRound(ctx, f, dir, "framestream")
-		if err != nil {
-			return nil, err
-		}
-		s.Memcpy += bytesASecond(ref) / streamRounds
-		s.Ring += bytesASecond(got) / streamRounds
-		frames += got[0].Packets
-		writerAllocs += got[0].Allocs
-		for _, r := range got[1:] {
-			s.Lost += r.Lost
-			read += r.Packets
-			readerAllocs += r.Allocs
-		}
+	err := s.measure(o.Duration, "framecopy", "framestream", func(kind string) ([]streamResult, error) {
+		return o.frameRound(ctx, f, dir, kind)
+	})
+	if err != nil {
+		return nil, err
 	}
-	s.Packets = read / uint64(o.Readers)
-	s.PacketsASecond = float64(frames) / o.Duration.Seconds()
-	s.WriterAllocs, s.ReaderAllocs = float64(writerAllocs)/float64(max(frames, 1)), float64(readerAllocs)/float64(max(read, 1))
-	s.Ratio = s.Ring / s.Memcpy
 	return s, nil
 }
 

@@ -173,16 +173,24 @@ func (b *board) waitForReaders(seq uint64, readers int) {
 
 func (o Packets) stream(ctx context.Context) (Stream, error) {
 	s := Stream{Readers: o.Readers, Size: streamSize, Rounds: streamRounds}
+	err := s.measure(o.Duration, "memcpy", "stream", func(kind string) ([]streamResult, error) {
+		return o.streamRound(ctx, kind, o.Duration/streamRounds)
+	})
+	return s, err
+}
+
+// measure runs the reference and the ring in turn, streamRounds times, and fills in the sums and means. A round returns the writer's
+// result first; all rounds of a kind together take duration.
+func (s *Stream) measure(duration time.Duration, reference, ring string, round func(kind string) ([]streamResult, error)) error {
 	var packets, writerAllocs, readerAllocs, read uint64
 	for range streamRounds {
-		d := o.Duration / streamRounds
-		ref, err := o.streamRound(ctx, "memcpy", d)
+		ref, err := round(reference)
 		if err != nil {
-			return s, err
+			return err
 		}
-		got, err := o.streamRound(ctx, "stream", d)
+		got, err := round(ring)
 		if err != nil {
-			return s, err
+			return err
 		}
 		s.Memcpy += bytesASecond(ref) / streamRounds
 		s.Ring += bytesASecond(got) / streamRounds
@@ -194,12 +202,12 @@ func (o Packets) stream(ctx context.Context) (Stream, error) {
 			read += r.Packets
 		}
 	}
-	s.Packets = read / uint64(o.Readers)
-	s.PacketsASecond = float64(packets) / o.Duration.Seconds()
+	s.Packets = read / uint64(s.Readers)
+	s.PacketsASecond = float64(packets) / duration.Seconds()
 	s.WriterAllocs = float64(writerAllocs) / float64(max(packets, 1))
 	s.ReaderAllocs = float64(readerAllocs) / float64(max(read, 1))
 	s.Ratio = s.Ring / s.Memcpy
-	return s, nil
+	return nil
 }
 
 func bytesASecond(results []streamResult) (sum float64) {
