@@ -14,8 +14,6 @@ import (
 // DefaultRuntimeDir is where control sockets live unless $CUFRAMES_RUNTIME_DIR or an option says otherwise (§1).
 const DefaultRuntimeDir = "/run/cuframes"
 
-const maxSunPath = 107 // bytes of a socket's path: sun_path of the kernel without its terminator
-
 // KeyError says that a name is no key. errors.Is(err, ErrInvalidArg).
 type KeyError struct {
 	Key string
@@ -63,9 +61,9 @@ func ShmName(key string) string { return shm.FrameName(key) }
 func PacketShmName(key string) string { return shm.PacketName(key) }
 
 func checkSocketPath(path string) error {
-	if len(path) > maxSunPath {
+	if len(path) > shm.MaxSocketPath {
 		return fmt.Errorf("socket path %s has %d bytes, the kernel takes %d: choose a shorter runtime directory or key: %w",
-			path, len(path), maxSunPath, ErrInvalidArg)
+			path, len(path), shm.MaxSocketPath, ErrInvalidArg)
 	}
 	return nil
 }

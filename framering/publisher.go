@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -219,38 +218,8 @@ func (p *Publisher) Serve() error {
 	return nil
 }
 
-// listen makes the socket under a name of its own, gives it its mode, and renames it into place: there is no moment at which
-// it is open to more than it should be, and a dead publisher's socket is replaced in one step. The caller holds the key's
-// lock, so that both names are its own.
-func listen(path string, gid int) (*net.UnixListener, error) {
-	dir, name := filepath.Split(path)
-	temp := dir + "." + strings.TrimSuffix(name, ".sock") // not longer than path, and no key begins with a dot
-	_ = os.Remove(temp)                                   // of one that was killed just here
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: temp, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false) // it would remove temp
-	err = func() error {
-		mode := fs.FileMode(0o600)
-		if gid != 0 {
-			mode = 0o660
-			if err := os.Chown(temp, -1, gid); err != nil {
-				return fmt.Errorf("give the socket to group %d: %w", gid, err)
-			}
-		}
-		if err := os.Chmod(temp, mode); err != nil {
-			return err
-		}
-		return os.Rename(temp, path)
-	}()
-	if err != nil {
-		l.Close()
-		_ = os.Remove(temp)
-		return nil, err
-	}
-	return l, nil
-}
+// listen makes a key's socket. The caller holds the key's lock, so that its names are its own; no key begins with a dot.
+func listen(path string, gid int) (*net.UnixListener, error) { return shm.ListenUnix(path, gid) }
 
 // Subscribers returns a copy of the subscriber table's entries in use.
 func (p *Publisher) Subscribers() []SubscriberSlot { return p.table.list() }

@@ -227,8 +227,8 @@ func TestPublisherOptions(t *testing.T) {
 	requireNothingLeft(t, dir, key)
 
 	// The longest path that the kernel takes works.
-	long := dir + "/" + strings.Repeat("d", maxSunPath-len(dir)-len("//")-len(key)-len(".sock"))
-	require.Len(t, SocketPath(long, key), maxSunPath)
+	long := dir + "/" + strings.Repeat("d", shm.MaxSocketPath-len(dir)-len("//")-len(key)-len(".sock"))
+	require.Len(t, SocketPath(long, key), shm.MaxSocketPath)
 	publish(t, PublisherOptions{RuntimeDir: long, Key: key}, true)
 	require.Equal(t, 1, subscribe(t, long, key, WantsPackets).Bit)
 }

@@ -100,6 +100,20 @@ func (p *Pattern) Create(t time.Time) (*os.File, error) {
 	return nil, fmt.Errorf("create recording: %s and %d numbered names after it exist", path, maxNameTries)
 }
 
+// CheckFolder makes the folder below which all files lie and says whether this process may write there.
+func (p *Pattern) CheckFolder() error {
+	dir := p.Files().Dir
+	const write, search = 2, 1
+	err := os.MkdirAll(dir, 0o777)
+	if err == nil {
+		err = syscall.Access(dir, write|search)
+	}
+	if err != nil {
+		return &WriteError{Err: fmt.Errorf("folder %s of the recordings: %w", dir, err)}
+	}
+	return nil
+}
+
 // numbered is the name of the n-th file of one name.
 func numbered(path string, n int) string {
 	ext := filepath.Ext(path)

@@ -27,6 +27,7 @@ type RecordOptions struct {
 	NoAudio    bool
 	Started    func(path string, start time.Time) // a file was opened
 	Done       func(mux.Segment)                  // a file is finished
+	OnEvent    *EventOptions                      // record around events alone, see there; nil = all the time
 	Progress   func(RecordProgress)               // about once a second while packets come
 	Counter    *RecordCounter                     // gets the counts, for others to read; may be nil
 	Logger     *slog.Logger
@@ -64,6 +65,10 @@ func Record(ctx context.Context, o RecordOptions) error {
 	if err != nil {
 		return err
 	}
+	r.pattern = pattern
+	if o.OnEvent != nil {
+		return r.events(ctx)
+	}
 	start := StartLive
 	if o.Pre > 0 {
 		start = StartAt(time.Now().Add(-o.Pre))
@@ -78,19 +83,7 @@ func Record(ctx context.Context, o RecordOptions) error {
 		return err
 	}
 	defer in.Close()
-	r.segmenter = mux.NewSegmenter(mux.SegmenterOptions{
-		Format: r.o.Format, Length: o.Segment, Fsync: o.Fsync, Done: r.done, Started: r.started,
-		Create: func(t time.Time) (mux.File, error) {
-			f, err := pattern.Create(t)
-			if err != nil {
-				return nil, err
-			}
-			return &timedFile{File: f, c: r.o.Counter}, nil
-		},
-	}, media.Track{}, nil)
-	if info, ok := in.audioInfo(); ok { // known before the first file is opened
-		r.describe(audioTrack, info)
-	}
+	r.begins(in)
 	err = r.run(ctx, in)
 	if cerr := r.segmenter.Close(); cerr != nil {
 		err = errors.Join(err, fmt.Errorf("record %s: %w", o.Key, cerr))
@@ -98,8 +91,27 @@ func Record(ctx context.Context, o RecordOptions) error {
 	return err
 }
 
+// begins makes the segmenter of what in reads.
+func (r *recorder) begins(in *interleaver) {
+	r.segmenter = mux.NewSegmenter(mux.SegmenterOptions{
+		Format: r.o.Format, Length: r.o.Segment, Fsync: r.o.Fsync, Done: r.done, Started: r.started,
+		Create: func(t time.Time) (mux.File, error) {
+			f, err := r.pattern.Create(t)
+			if err != nil {
+				return nil, err
+			}
+			return &timedFile{File: f, c: r.o.Counter}, nil
+		},
+	}, media.Track{}, nil)
+	r.audio, r.described, r.begin = nil, false, 0
+	if info, ok := in.audioInfo(); ok { // known before the first file is opened
+		r.describe(audioTrack, info)
+	}
+}
+
 type recorder struct {
 	o         RecordOptions
+	pattern   *mux.Pattern
 	log       *slog.Logger
 	segmenter *mux.Segmenter
 	video     media.Track
@@ -115,6 +127,8 @@ type recorder struct {
 	lead       int64  // its PTS less its DTS
 	progress   RecordProgress
 	progressed time.Time
+
+	on eventRecorder // of OnEvent
 }
 
 func (r *recorder) run(ctx context.Context, in *interleaver) error {
@@ -139,22 +153,27 @@ func (r *recorder) run(ctx context.Context, in *interleaver) error {
 		default:
 			return err
 		}
-		if it.Info != nil {
-			r.describe(it.Track, *it.Info)
-		}
-		if it.Lost > 0 {
-			r.log.Warn("packets were lost: the ring had moved on", "track", media.Kind(it.Track), "lost", it.Lost)
-			if it.Track == videoTrack {
-				r.segmenter.Lost(it.Lost)
-				r.progress.Lost += it.Lost
-				r.o.Counter.lost.Add(it.Lost)
-			}
-		}
+		r.notice(it)
 		if r.over(it) {
 			return nil
 		}
 		if err := r.write(it); err != nil {
 			return err
+		}
+	}
+}
+
+// notice takes in what a packet says besides its picture.
+func (r *recorder) notice(it item) {
+	if it.Info != nil {
+		r.describe(it.Track, *it.Info)
+	}
+	if it.Lost > 0 {
+		r.log.Warn("packets were lost: the ring had moved on", "track", media.Kind(it.Track), "lost", it.Lost)
+		if it.Track == videoTrack {
+			r.segmenter.Lost(it.Lost)
+			r.progress.Lost += it.Lost
+			r.o.Counter.lost.Add(it.Lost)
 		}
 	}
 }
@@ -213,7 +232,7 @@ func (r *recorder) failed(err error) error {
 		return nil
 	}
 	var w *mux.WriteError
-	if !errors.As(err, &w) || r.files == 0 && !full(err) {
+	if !errors.As(err, &w) || r.files == 0 && !full(err) && r.o.OnEvent == nil {
 		return fmt.Errorf("record %s: %w", r.o.Key, err)
 	}
 	r.o.Counter.failing.Store(true)
@@ -242,6 +261,10 @@ func (r *recorder) started(path string, start time.Time) {
 }
 
 func (r *recorder) done(s mux.Segment) {
+	if r.o.OnEvent != nil {
+		r.eventFile(s)
+		return
+	}
 	if r.o.Done != nil {
 		r.o.Done(s)
 	}

@@ -23,6 +23,8 @@ type RecordStats struct {
 	SyncTime  time.Duration // spent in them
 	Slowest   time.Duration // the longest of these calls
 	Busy      time.Duration // how long the call that runs now has taken; 0 = none runs
+	Events    uint64        // events begun, of a recorder on events
+	Event     bool          // one is recorded now
 }
 
 // RecordCounter is where a running recorder leaves its counts. The zero value is ready. It goes on counting when it is given to
@@ -32,7 +34,8 @@ type RecordCounter struct {
 	files, packets, bytes, lost, failures           atomic.Uint64
 	fileBytes, writes, syncs                        atomic.Uint64
 	writeTime, syncTime, slowest, newest, busySince atomic.Int64
-	failing                                         atomic.Bool
+	failing, event                                  atomic.Bool
+	events                                          atomic.Uint64
 }
 
 // Stats may be called at any time from any goroutine.
@@ -40,7 +43,7 @@ func (c *RecordCounter) Stats() RecordStats {
 	s := RecordStats{
 		Files: c.files.Load(), Packets: c.packets.Load(), Bytes: c.bytes.Load(), Lost: c.lost.Load(), Failures: c.failures.Load(),
 		Failing: c.failing.Load(), FileBytes: c.fileBytes.Load(), Writes: c.writes.Load(), WriteTime: time.Duration(c.writeTime.Load()),
-		Syncs: c.syncs.Load(), SyncTime: time.Duration(c.syncTime.Load()), Slowest: time.Duration(c.slowest.Load()),
+		Events: c.events.Load(), Event: c.event.Load(), Syncs: c.syncs.Load(), SyncTime: time.Duration(c.syncTime.Load()), Slowest: time.Duration(c.slowest.Load()),
 	}
 	if n := c.newest.Load(); n != 0 {
 		s.Newest = time.Unix(0, n)

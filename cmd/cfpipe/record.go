@@ -15,12 +15,14 @@ import (
 	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
+	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
 func newRecordCommand(o *globalOptions) *cobra.Command {
 	r := pipeline.RecordOptions{}
 	var format, fsync string
-	var asJSON, mute bool
+	var asJSON, mute, onEvent bool
+	event := pipeline.EventOptions{}
 	c := &cobra.Command{
 		Use:   "record KEY --out PATTERN",
 		Short: "Record a camera into files",
@@ -39,11 +41,17 @@ fmp4 and mkv can be played at any moment and lose at most the second in flight w
 so does ts. mp4 is fragmented as well while it is written, and gets an ordinary index at its end. G.711 and L16 in MP4 are
 stored as they are, in MP4's QuickTime flavour. Audio that the format cannot hold is left out, with a warning.
 
+With --on-event it records around events alone: it waits for cfpipe trigger KEY, reads nothing meanwhile, and then records from the
+keyframe at or before the trigger less --pre until --post after it. A trigger while an event is recorded prolongs it. The time before
+the trigger comes from the packet ring: how far that reaches back is logged, with a warning when --pre is longer. --longest ends an event
+that nobody stops; what other triggers ask for beyond it is the next event, without a gap. --segment cuts a long event into files.
+
 --fsync says when data is forced to the disk: with "fragment" a loss of power costs the second in flight; "segment" does it
 when a file is finished; with "never" (the default) the kernel writes within about 30 s. A killed process costs the
 second in flight in all three.` + "\n" + exitStatusHelp,
 		Example: `  cfpipe record cam1 --out '/video/%{key}/%Y-%m-%d/%H-%M-%S.mp4' --segment 60s
   cfpipe record cam1 --out event.mp4 --segment 0 --pre 10s --duration 30s
+  cfpipe record cam1 --out 'events/%{key}/%Y-%m-%d/%H-%M-%S.mp4' --on-event --pre 10s --post 10s
   cfpipe record cam1 --out '%{key}-%s.mkv' --format mkv --json | jq .path`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -65,6 +73,9 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 			if r.Segment < 0 || r.Pre < 0 || r.Duration < 0 {
 				return usageError{fmt.Errorf("a duration is negative")}
 			}
+			if err := eventFlags(cmd, &r, event, onEvent); err != nil {
+				return err
+			}
 			r.RuntimeDir, r.Key, r.Logger = o.RuntimeDir, a[0], o.Logger
 			av.SetLogger(o.Logger)
 			tuneForPackets()
@@ -76,18 +87,23 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 			if !status.on {
 				r.Progress = nil
 			}
-			r.Done = func(s mux.Segment) {
+			report := func(s mux.Segment, e *trigger.Event) {
 				status.clear()
 				var err error
 				if asJSON {
-					err = json.NewEncoder(cmd.OutOrStdout()).Encode(newSegmentLine(s))
+					err = json.NewEncoder(cmd.OutOrStdout()).Encode(newSegmentLine(s, e))
 				} else {
-					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s  %s  %d access units%s\n", s.Path, s.Duration().Round(time.Millisecond), s.Packets, segmentNotes(s))
+					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s  %s  %d access units%s\n", s.Path, s.Duration().Round(time.Millisecond), s.Packets, segmentNotes(s, e))
 				}
 				if err != nil && !mute {
 					mute = true
 					o.Logger.Warn("finished files cannot be reported; the recording goes on", "key", r.Key, "error", err)
 				}
+			}
+			r.Done = func(s mux.Segment) { report(s, nil) }
+			if r.OnEvent != nil {
+				r.OnEvent.Group = o.Group
+				r.OnEvent.Done = func(s mux.Segment, e trigger.Event) { report(s, &e) }
 			}
 			err = pipeline.Record(cmd.Context(), r)
 			status.clear()
@@ -98,13 +114,36 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 	f.StringVarP(&r.Out, "out", "o", "", "name of the files: strftime conversions and %{key}")
 	f.StringVarP(&format, "format", "f", "", "fmp4, mkv, ts or mp4; without it the extension of --out says: .mp4 is fmp4, .mkv, .ts")
 	f.DurationVar(&r.Segment, "segment", time.Minute, "length of a file; 0 = one file")
-	f.DurationVar(&r.Pre, "pre", 0, "begin so far in the past, as far as the ring still holds it")
+	f.DurationVar(&r.Pre, "pre", 0, "begin so far in the past, as far as the ring still holds it; with --on-event so far before the trigger (default 10s then)")
+	f.BoolVar(&onEvent, "on-event", false, "record around events alone, see cfpipe trigger")
+	f.DurationVar(&event.Post, "post", 10*time.Second, "with --on-event: go on for so long after the trigger, or its end")
+	f.DurationVar(&event.Longest, "longest", 10*time.Minute, "with --on-event: bound of an event, --pre and --post included; 0 = none")
 	f.DurationVar(&r.Duration, "duration", 0, "stop after so much; 0 = when stopped")
 	f.DurationVar(&r.WaitForKey, "wait", 0, "how long to wait for KEY to be published; 0 = not at all, negative = for ever; status 4 when it ends in vain")
 	f.StringVar(&fsync, "fsync", string(mux.FsyncNever), "fragment, segment or never")
 	f.BoolVar(&r.NoAudio, "no-audio", false, "leave KEY-audio out")
 	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")
 	return c
+}
+
+// eventFlags sets what --on-event asks for.
+func eventFlags(cmd *cobra.Command, r *pipeline.RecordOptions, e pipeline.EventOptions, on bool) error {
+	if !on {
+		for _, name := range []string{"post", "longest"} {
+			if cmd.Flags().Changed(name) {
+				return usageError{fmt.Errorf("--%s goes with --on-event alone", name)}
+			}
+		}
+		return nil
+	}
+	if !cmd.Flags().Changed("pre") {
+		r.Pre = 10 * time.Second
+	}
+	if err := e.Check(r.Pre); err != nil {
+		return usageError{err}
+	}
+	r.OnEvent = &e
+	return nil
 }
 
 // recordFormat takes the container from --format and the extension of --out, which must agree.
@@ -155,12 +194,14 @@ type segmentLine struct {
 	Bytes         int64     `json:"bytes"`
 	Discontinuous bool      `json:"discontinuous"` // a gap in front of it
 	Error         string    `json:"error,omitempty"`
+
+	Event *trigger.Event `json:"event,omitempty"` // that made the file; its end is null in all but its last file
 }
 
-func newSegmentLine(s mux.Segment) segmentLine {
+func newSegmentLine(s mux.Segment, e *trigger.Event) segmentLine {
 	l := segmentLine{
 		Path: s.Path, Start: s.Start, End: s.End, Duration: s.Duration().Seconds(), Packets: s.Packets, AudioPackets: s.AudioPackets,
-		Lost: s.Lost, Keyframes: s.Keyframes, Bytes: s.Bytes, Discontinuous: s.Discontinuous,
+		Lost: s.Lost, Keyframes: s.Keyframes, Bytes: s.Bytes, Discontinuous: s.Discontinuous, Event: e,
 	}
 	if s.Err != nil {
 		l.Error = s.Err.Error()
@@ -168,8 +209,14 @@ func newSegmentLine(s mux.Segment) segmentLine {
 	return l
 }
 
-func segmentNotes(s mux.Segment) string {
+func segmentNotes(s mux.Segment, e *trigger.Event) string {
 	var b strings.Builder
+	if e != nil {
+		fmt.Fprintf(&b, ", event %s", e.ID)
+		if e.Reason != "" {
+			fmt.Fprintf(&b, " (%s)", e.Reason)
+		}
+	}
 	if s.Lost > 0 {
 		fmt.Fprintf(&b, ", %d lost", s.Lost)
 	}

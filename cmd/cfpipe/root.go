@@ -70,6 +70,7 @@ func newRootCommand() *cobra.Command {
 		newRelayCommand(o),
 		newRunCommand(o),
 		newSnapshotCommand(o),
+		newTriggerCommand(o),
 		&cobra.Command{
 			Use: "version", Short: "Print the version", Long: "Prints the version, as --version does.\n" + exitStatusHelp, Example: "  cfpipe version", Args: args(cobra.NoArgs),
 			RunE: func(c *cobra.Command, _ []string) error {

@@ -1,0 +1,290 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/pipeline/trigger"
+)
+
+// EventOptions make a recorder wait for triggers (package trigger) and record what lies around them: from the keyframe at or before the
+// first trigger less RecordOptions.Pre until Post after the last. While it waits it reads nothing and is no reader of the ring: the
+// ring is what remembers the time before the trigger, as far back as it reaches.
+type EventOptions struct {
+	Post    time.Duration
+	Longest time.Duration                    // of an event, Pre and Post included; 0 = not bounded. See trigger.PlanOptions
+	Group   string                           // whose members may trigger; "" = the owner alone
+	Ready   func()                           // triggers are taken from now on; may be nil
+	Done    func(mux.Segment, trigger.Event) // in place of RecordOptions.Done; the event's End is nil in all but its last file; may be nil
+}
+
+// Check says what is wrong with an event's lengths.
+func (o EventOptions) Check(pre time.Duration) error {
+	switch {
+	case pre < 0 || o.Post < 0 || o.Longest < 0:
+		return errors.New("a duration is negative")
+	case o.Longest > 0 && o.Longest < pre+o.Post+time.Second:
+		return fmt.Errorf("the longest event of %v has no room for %v before the trigger and %v after it", o.Longest, pre, o.Post)
+	}
+	return nil
+}
+
+const (
+	// reachPace is how often a recorder that waits looks whether the ring reaches back far enough.
+	reachPace = 30 * time.Second
+	// silencePace is how often it is looked whether an event is over though no packet comes any more.
+	silencePace = 500 * time.Millisecond
+	// eventRetry is the pause after a camera could not be read.
+	eventRetry = time.Second
+)
+
+// eventRecorder is what a recorder on events has besides.
+type eventRecorder struct {
+	plan    *trigger.Plan
+	now     trigger.Event // the one that is recorded
+	files   int           // of it
+	waiting atomic.Int64  // since when the next packet is waited for, after monotonicStart; 0 = one is being written
+	reach   bool          // it was told how far the ring reaches back
+	short   bool          // and that it is too small
+}
+
+// events waits for triggers and records until Duration is over (nil) or ctx is done (ctx's error).
+func (r *recorder) events(ctx context.Context) error {
+	o := r.o.OnEvent
+	if err := o.Check(r.o.Pre); err != nil {
+		return fmt.Errorf("record %s: %w", r.o.Key, err)
+	}
+	gid, err := framering.GroupID(o.Group)
+	if err != nil {
+		return fmt.Errorf("record %s: %w", r.o.Key, err)
+	}
+	if err := r.pattern.CheckFolder(); err != nil { // not found out by the first event
+		return fmt.Errorf("record %s: %w", r.o.Key, err)
+	}
+	life := ctx
+	if r.o.Duration > 0 {
+		var cancel context.CancelFunc
+		life, cancel = context.WithTimeout(ctx, r.o.Duration)
+		defer cancel()
+		r.o.Duration = 0 // not of an event
+	}
+	r.on.plan = trigger.NewPlan(trigger.PlanOptions{Pre: r.o.Pre, Post: o.Post, Longest: o.Longest})
+	server, err := trigger.Listen(trigger.ListenOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, GID: gid, Handle: r.on.plan.Handle, Logger: r.log})
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	if r.o.WaitForKey >= 0 { // else it may come when it likes
+		sub, err := Subscribe(life, SubscribeOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: "record", WaitForKey: r.o.WaitForKey, Logger: r.o.Logger})
+		if err != nil {
+			return err
+		}
+		sub.Close()
+	}
+	if o.Ready != nil {
+		o.Ready()
+	}
+	r.log.Info("waiting for events", "pre", r.o.Pre, "post", o.Post, "longest", o.Longest)
+	r.lookBack()
+	look := time.NewTicker(reachPace)
+	defer look.Stop()
+	for {
+		select {
+		case <-r.on.plan.Started():
+			for r.on.plan.Event() != nil && life.Err() == nil {
+				r.event(life)
+			}
+		case <-look.C:
+			r.lookBack()
+		case <-life.Done():
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if life.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// lookBack tells how far the ring reaches back, once that is known, and warns when Pre is longer.
+func (r *recorder) lookBack() {
+	v := viewRing(r.o.Key)
+	if v.reach == 0 {
+		return
+	}
+	pre, reach := slog.Duration("pre", r.o.Pre), slog.Duration("ring_reaches_back", v.reach.Round(100*time.Millisecond))
+	short := v.reach < r.o.Pre
+	switch {
+	case short && !r.on.short:
+		r.log.Warn("the ring does not reach back as far as --pre: events will begin late; "+v.remedy, pre, reach)
+	case !short && !r.on.reach:
+		r.log.Info("the ring reaches back far enough", pre, reach)
+	}
+	r.on.reach, r.on.short = true, short
+}
+
+// event records the plan's event, or as much of it as can be read without another attempt.
+func (r *recorder) event(ctx context.Context) {
+	ev := r.on.plan.Event()
+	log := r.log.With("event", ev.ID)
+	if ev.ID != r.on.now.ID {
+		r.o.Counter.events.Add(1)
+		log.Info("event", "reason", ev.Reason, "trigger", ev.Trigger.Format(time.RFC3339Nano))
+		r.on.files = 0
+	}
+	r.on.now = *ev
+	r.o.Counter.event.Store(true)
+	defer r.o.Counter.event.Store(false)
+
+	reading, stop := r.untilSilent(ctx)
+	defer func() { stop() }()
+	view := viewRing(r.o.Key)
+	in, err := newInterleaver(reading, interleaverOptions{
+		SubscribeOptions: SubscribeOptions{
+			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: "record", Start: StartAt(ev.Start.Add(-view.shift)), WaitForKey: -1, Logger: r.o.Logger,
+		},
+		NoAudio: r.o.NoAudio,
+	})
+	if err != nil {
+		switch {
+		case r.ended(ctx, log):
+			if r.on.files == 0 {
+				log.Warn("the event has no pictures", "error", err)
+			}
+			return
+		case reading.Err() != nil:
+			return
+		}
+		log.Warn("the camera cannot be read for this event", "error", err, "again_in", eventRetry)
+		pause(ctx, eventRetry)
+		return
+	}
+	defer in.Close()
+	in.shift = int64(view.shift)
+	r.begins(in)
+	defer func() {
+		if ctx.Err() != nil {
+			if done := r.on.plan.Abandon(time.Now()); done != nil {
+				r.on.now = *done
+			}
+		}
+		if err := r.segmenter.Close(); err != nil {
+			log.Error("the event's file cannot be finished", "error", err)
+		}
+		if r.on.now.End != nil {
+			log.Info("event ended", "files", r.on.files, "length", r.on.now.End.Sub(r.on.now.Start).Round(time.Millisecond))
+		}
+	}()
+	for first := true; ; {
+		r.on.waiting.Store(int64(time.Since(monotonicStart)))
+		it, err := in.next(reading)
+		r.on.waiting.Store(0)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return
+		case reading.Err() != nil: // over, and silent
+			if r.ended(ctx, log) {
+				return
+			}
+			stop() // a trigger has prolonged it meanwhile
+			reading, stop = r.untilSilent(ctx)
+			in.ended = time.Time{}
+			continue
+		default:
+			log.Error("reading for the event has ended", "error", err, "again_in", eventRetry)
+			pause(ctx, eventRetry)
+			return
+		}
+		r.notice(it)
+		if first && it.Track == videoTrack {
+			first = false
+			if late := time.Unix(0, it.PTS).Sub(ev.Start); late > 0 && it.Generation == 0 {
+				log.Warn("the event begins late: the ring did not reach back as far as --pre; "+view.remedy, "pre", r.o.Pre, "late", late.Round(time.Millisecond))
+			}
+		}
+		// A packet behind the end ends it. What is to be presented until the end is decoded before.
+		if end, known := r.on.plan.End(); known && it.DTS > end.UnixNano() {
+			if it.Track != videoTrack {
+				continue
+			}
+			if r.finished(time.Unix(0, it.DTS), log) {
+				return
+			}
+		}
+		if err := r.write(it); err != nil {
+			log.Error("the event cannot be written", "error", err, "again_in", eventRetry)
+			pause(ctx, eventRetry)
+			return
+		}
+	}
+}
+
+// finished ends the event unless a trigger has prolonged it beyond at.
+func (r *recorder) finished(at time.Time, log *slog.Logger) bool {
+	done, unstopped := r.on.plan.Finish(at)
+	if done == nil {
+		return false
+	}
+	r.on.now = *done
+	if unstopped {
+		log.Warn("nobody has stopped the event: it ends at the longest length")
+	}
+	return true
+}
+
+// ended is finished where no packet tells the time.
+func (r *recorder) ended(ctx context.Context, log *slog.Logger) bool {
+	return ctx.Err() == nil && r.finished(time.Now(), log)
+}
+
+// untilSilent returns a context that ends when the event is over by the clock on the wall and no packet has come for a while.
+func (r *recorder) untilSilent(ctx context.Context) (context.Context, context.CancelFunc) {
+	r.on.waiting.Store(int64(time.Since(monotonicStart)))
+	inner, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		t := time.NewTicker(silencePace)
+		defer t.Stop()
+		for {
+			select {
+			case <-inner.Done():
+				return
+			case <-t.C:
+			}
+			since := time.Duration(r.on.waiting.Load())
+			end, known := r.on.plan.End()
+			if known && since != 0 && time.Since(monotonicStart)-since > wallSlack && time.Since(end) > wallSlack {
+				cancel()
+			}
+		}
+	})
+	return inner, func() { cancel(); wg.Wait() }
+}
+
+// eventFile reports a finished file.
+func (r *recorder) eventFile(s mux.Segment) {
+	r.on.files++
+	if r.o.OnEvent.Done != nil {
+		r.o.OnEvent.Done(s, r.on.now)
+	} else if r.o.Done != nil {
+		r.o.Done(s)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
