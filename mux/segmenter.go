@@ -50,8 +50,11 @@ type Segment struct {
 	Keyframes     int
 	Lost          uint64 // packets lost in front of this file and in it: the ring had moved on, or the disk did not take them
 	Bytes         int64
-	Discontinuous bool  // there is a gap between the file before and this one
-	Err           error // why the file ended early; nil for a file that is complete
+	Discontinuous bool   // there is a gap between the file before and this one
+	Cause         string // why the recording began; see SegmenterOptions
+	Video, Audio  uint32 // their codecs; Audio is 0 for a file without
+	Width, Height int    // of the pictures; 0 = not known
+	Err           error  // why the file ended early; nil for a file that is complete
 }
 
 // Duration is the time the pictures last.
@@ -60,6 +63,8 @@ func (s *Segment) Duration() time.Duration { return s.End.Sub(s.Start) }
 // SegmenterOptions describe a Segmenter.
 type SegmenterOptions struct {
 	Format  Format
+	Title   string        // the key, which the files say of themselves; "" = nothing
+	Cause   string        // why the recording began, which they say too; "" = nothing
 	Length  time.Duration // of a file; 0 = one file
 	Fsync   Fsync         // "" = FsyncNever
 	Create  func(start time.Time) (File, error)
@@ -201,12 +206,18 @@ func (s *Segmenter) open(p media.Packet, format bitstream.Format) error {
 	s.seg = Segment{}
 	s.w, err = NewWriter(WriterOptions{
 		Format: s.o.Format, Video: s.video, Audio: s.audio, Key: p.Data, Out: f, Seek: true, Start: p.DTS, Discontinuous: s.gap,
-		OnFlush: s.flushed,
+		Title: s.o.Title, Cause: s.o.Cause, OnFlush: s.flushed,
 	})
 	if err != nil {
 		return s.fail(err)
 	}
-	s.seg = Segment{Path: f.Name(), Start: start, Discontinuous: s.gap && s.recording, Lost: s.lost}
+	s.seg = Segment{
+		Path: f.Name(), Start: start, Discontinuous: s.gap && s.recording, Lost: s.lost, Cause: s.o.Cause, Video: s.video.CodecID,
+		Width: format.Width, Height: format.Height,
+	}
+	if s.audio != nil {
+		s.seg.Audio = s.audio.CodecID
+	}
 	if s.gap || !s.recording {
 		s.target = p.PTS
 	}

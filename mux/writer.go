@@ -32,6 +32,8 @@ type WriterOptions struct {
 	Out   io.Writer // an io.Seeker too when Seek is set
 	Seek  bool      // the output is a file that may be patched (index, duration)
 	Start int64     // Unix ns that is time zero of the output
+	// Title and Cause are what the output says of itself beside its time: a recording's key, and why it began. "" = nothing.
+	Title, Cause string
 	// Live hands every packet to Out as soon as the format allows. Otherwise Out is written once per Flush interval.
 	Live  bool
 	Flush time.Duration // default 1 s
@@ -123,7 +125,7 @@ const liveFlush = 100 * time.Millisecond
 
 func muxerOptions(o WriterOptions) (options, metadata map[string]string) {
 	options = map[string]string{"avoid_negative_ts": "disabled"} // all times are ≥ 0 already
-	metadata = map[string]string{"creation_time": time.Unix(0, o.Start).UTC().Format("2006-01-02T15:04:05.000000Z")}
+	metadata = Origin{Key: o.Title, Cause: o.Cause, Start: time.Unix(0, o.Start)}.metadata(o.Format)
 	add := func(m map[string]string) { maps.Copy(options, m) }
 	switch o.Format {
 	case FMP4:
@@ -147,7 +149,6 @@ func muxerOptions(o WriterOptions) (options, metadata map[string]string) {
 		if o.Discontinuous {
 			options["mpegts_flags"] = "+initial_discontinuity"
 		}
-		metadata = nil
 	case FLV:
 		options["flvflags"] = "no_duration_filesize" // nothing can be patched
 		metadata = nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/media"
@@ -94,7 +95,7 @@ func Record(ctx context.Context, o RecordOptions) error {
 // begins makes the segmenter of what in reads.
 func (r *recorder) begins(in *interleaver) {
 	r.segmenter = mux.NewSegmenter(mux.SegmenterOptions{
-		Format: r.o.Format, Length: r.o.Segment, Fsync: r.o.Fsync, Done: r.done, Started: r.started,
+		Format: r.o.Format, Title: r.o.Key, Cause: r.cause(), Length: r.o.Segment, Fsync: r.o.Fsync, Done: r.done, Started: r.started,
 		Create: func(t time.Time) (mux.File, error) {
 			f, err := r.pattern.Create(t)
 			if err != nil {
@@ -107,6 +108,14 @@ func (r *recorder) begins(in *interleaver) {
 	if info, ok := in.audioInfo(); ok { // known before the first file is opened
 		r.describe(audioTrack, info)
 	}
+}
+
+// cause is why the files are written, which they say of themselves.
+func (r *recorder) cause() string {
+	if r.o.OnEvent == nil {
+		return "continuous"
+	}
+	return strings.TrimSuffix("event: "+r.on.now.Reason, ": ")
 }
 
 type recorder struct {

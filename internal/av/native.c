@@ -129,6 +129,18 @@ int cfav_channels(const AVStream *st) { return st->codecpar->ch_layout.nb_channe
 
 int cfav_is_attached_pic(const AVStream *st) { return !!(st->disposition & AV_DISPOSITION_ATTACHED_PIC); }
 
+int cfav_duration_is_guess(const AVFormatContext *s) { return s->duration_estimation_method == AVFMT_DURATION_FROM_BITRATE; }
+
+// An entry of the metadata of an input, or of the first of its programs that has it.
+const char *cfav_tag(const AVFormatContext *s, const char *key)
+{
+    const AVDictionaryEntry *e = av_dict_get(s->metadata, key, NULL, 0);
+
+    for (unsigned i = 0; !e && i < s->nb_programs; i++)
+        e = av_dict_get(s->programs[i]->metadata, key, NULL, 0);
+    return e ? e->value : NULL;
+}
+
 const uint8_t *cfav_new_extradata(const AVPacket *pkt, int *size)
 {
     size_t n = 0;

@@ -28,6 +28,8 @@ int cfav_metadata(AVFormatContext *s, const char *key, const char *value);
 int cfav_bits_per_coded_sample(const AVStream *st);
 int cfav_channels(const AVStream *st);
 int cfav_is_attached_pic(const AVStream *st);
+int cfav_duration_is_guess(const AVFormatContext *s);
+const char *cfav_tag(const AVFormatContext *s, const char *key);
 const uint8_t *cfav_new_extradata(const AVPacket *pkt, int *size);
 
 #endif

@@ -1,0 +1,127 @@
+package mux
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"time"
+
+	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/internal/media"
+)
+
+// Summary is what a recording tells of itself when its pictures are not read.
+type Summary struct {
+	Origin
+	Begin, End    time.Duration // of the pictures, from the file's time zero
+	Video, Audio  uint32        // codecs; 0 = there is none
+	Width, Height int
+	Packets       int   // access units of video; -1 = only a reader of the whole file could tell
+	Keyframes     int   // the same
+	Bytes         int64 // that can be played; what follows was cut off
+	Complete      bool  // it has its end: the index, the duration. Transport streams have none and are complete always
+}
+
+// ErrNoRecording says that a file is none that can be read.
+var ErrNoRecording = errors.New("no recording")
+
+// Summarize reads as little of a file as its container allows: the boxes between the pictures of an MP4, the head and the end of others. A file
+// that is being written is told of as it is now.
+func Summarize(f *os.File) (Summary, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return Summary{}, err
+	}
+	if !st.Mode().IsRegular() {
+		return Summary{}, fmt.Errorf("%s: %w: not a plain file", f.Name(), ErrNoRecording)
+	}
+	var head [8]byte
+	if _, err := f.ReadAt(head[:], 0); err != nil && !errors.Is(err, io.EOF) {
+		return Summary{}, err
+	}
+	var s Summary
+	if string(head[4:]) == "ftyp" {
+		s, err = summarizeMP4(f, st.Size())
+	} else {
+		s, err = summarizeStreams(f, st.Size())
+	}
+	if err != nil {
+		return s, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	if s.Video == 0 {
+		return s, fmt.Errorf("%s: %w: it has no pictures", f.Name(), ErrNoRecording)
+	}
+	return s, nil
+}
+
+// summarizeStreams asks FFmpeg: Matroska says its duration in its head, the last packets of a transport stream tell it.
+func summarizeStreams(f *os.File, size int64) (s Summary, err error) {
+	s.Packets, s.Keyframes, s.Bytes = -1, -1, size
+	in, err := av.OpenFile(io.NewSectionReader(f, 0, size), nil)
+	if err != nil {
+		return s, fmt.Errorf("%w: %w", ErrNoRecording, err)
+	}
+	defer in.Close()
+	s.Origin = readOrigin(in.Tag)
+	s.Width, s.Height = in.VideoSize()
+	for _, t := range in.Tracks() {
+		if t.Kind == media.Video {
+			s.Video = t.CodecID
+		} else {
+			s.Audio = t.CodecID
+		}
+	}
+	if s.Complete = in.HasDuration(); !s.Complete {
+		err := readThrough(in, &s)
+		return s, err
+	}
+	for {
+		track, p, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return s, fmt.Errorf("%w: no picture in it", ErrNoRecording)
+		}
+		if err != nil {
+			return s, err
+		}
+		if in.Tracks()[track].Kind == media.Video {
+			s.Begin, s.End = time.Duration(p.PTS), in.VideoEnd()
+			if s.End == 0 { // Matroska tells one duration, from time zero to the end of picture or sound
+				s.End = in.Duration()
+			}
+			return s, nil
+		}
+	}
+}
+
+// readThrough counts the packets of a file that says no more: one that was cut off.
+func readThrough(in *av.File, s *Summary) error {
+	s.Packets, s.Keyframes = 0, 0
+	first, last, end, step := int64(math.MaxInt64), int64(0), int64(0), int64(defaultInterval)
+	for {
+		track, p, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if in.Tracks()[track].Kind != media.Video {
+			continue
+		}
+		if d := p.DTS - last; s.Packets > 0 && d > 0 && d <= int64(maxInterval) {
+			step = d
+		}
+		last = p.DTS
+		s.Packets++
+		if p.Flags&media.FlagKey != 0 {
+			s.Keyframes++
+		}
+		first, end = min(first, p.PTS), max(end, p.PTS)
+	}
+	if s.Packets > 0 {
+		s.Begin, s.End = time.Duration(first), time.Duration(end+step)
+	}
+	return nil
+}

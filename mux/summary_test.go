@@ -1,0 +1,147 @@
+package mux
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+func summary(t *testing.T, path string) Summary {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	s, err := Summarize(f)
+	require.NoError(t, err, path)
+	return s
+}
+
+// What a file tells of itself is what its recorder has reported: exact to the tick of the container.
+func TestSummarize(t *testing.T) {
+	testenv.Watchdog(t, 2*time.Minute)
+	testenv.CheckLeaks(t)
+	for _, c := range []struct {
+		name  string
+		f     Format
+		args  []string
+		tick  time.Duration
+		count bool
+	}{
+		{"fmp4", FMP4, args(x264b, withAAC), 12 * time.Microsecond, true},
+		{"fmp4 quicktime", FMP4, args(x264, withG711), 12 * time.Microsecond, true},
+		{"mp4", MP4, args(x265, withAAC), 12 * time.Microsecond, true},
+		{"mp4 quicktime", MP4, args(x264b, withG711), 25 * time.Millisecond, true}, // FFmpeg puts the samples' offset into the first picture
+		{"mkv", MKV, args(x265, withOpus), 2 * time.Millisecond, false},
+		{"mkv without sound", MKV, x264b, 2 * time.Millisecond, false},
+		{"ts", TS, args(x264b, withAAC), 24 * time.Microsecond, false},
+		{"ts h265", TS, x265, 24 * time.Microsecond, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := clip(t, "320x180", 3, c.args...)
+			ps := repeat(s, 2, 3*time.Second)
+			for i := range ps { // not on any tick
+				ps[i].PTS += 123456789
+				ps[i].DTS += 123456789
+			}
+			r := record(t, s, c.f, 2*time.Second)
+			r.o.Title, r.o.Cause = "door", "event: a b"
+			r.write(t, ps)
+			require.NoError(t, r.Close())
+			require.Greater(t, len(r.segments), 1)
+			for _, seg := range r.segments {
+				got := summary(t, seg.Path)
+				require.Equal(t, "door", got.Key)
+				require.Equal(t, "event: a b", got.Cause)
+				require.True(t, got.Exact && got.Complete, "%+v", got)
+				require.WithinDuration(t, seg.Start, got.Start.Add(got.Begin), c.tick)
+				require.WithinDuration(t, seg.End, got.Start.Add(got.End), c.tick+map[Format]time.Duration{MKV: 25 * time.Millisecond}[c.f])
+				require.Equal(t, []any{seg.Video, seg.Audio, seg.Width, seg.Height}, []any{got.Video, got.Audio, got.Width, got.Height})
+				require.Equal(t, []any{s.video.CodecID, 320, 180}, []any{got.Video, got.Width, got.Height})
+				require.Equal(t, seg.Bytes, got.Bytes)
+				if c.count {
+					require.Equal(t, []int{seg.Packets, seg.Keyframes}, []int{got.Packets, got.Keyframes})
+				}
+			}
+		})
+	}
+}
+
+// A file that was cut off anywhere tells of what can be played, and is never complete; one without pictures is no recording.
+func TestSummarizeCutOff(t *testing.T) {
+	s := clip(t, "320x180", 3, x264...)
+	for _, f := range []Format{FMP4, MKV} {
+		path := filepath.Join(t.TempDir(), "x"+f.Extension())
+		out, err := os.Create(path)
+		require.NoError(t, err)
+		w, err := NewWriter(WriterOptions{Format: f, Video: s.video, Key: s.packets[0].Data, Out: out, Seek: true, Start: s.packets[0].DTS})
+		require.NoError(t, err)
+		for _, p := range s.packets {
+			require.NoError(t, w.Write(p.track, p.Packet))
+		}
+		require.NoError(t, w.Flush())
+		w.Close()
+		out.Close()
+		whole := summary(t, path)
+		require.False(t, whole.Complete)
+		b, err := os.ReadFile(path)
+		require.NoError(t, err)
+		last, found := 0, 0
+		for n := 0; n < len(b)-10; n += 977 {
+			require.NoError(t, os.WriteFile(path, b[:n], 0o600))
+			file, err := os.Open(path)
+			require.NoError(t, err)
+			got, err := Summarize(file)
+			file.Close()
+			if err != nil {
+				require.ErrorIs(t, err, ErrNoRecording)
+				continue
+			}
+			found++
+			require.LessOrEqual(t, got.Bytes, int64(n))
+			require.LessOrEqual(t, got.End, whole.End+time.Millisecond)
+			require.False(t, got.Complete, n)
+			require.GreaterOrEqual(t, got.Packets, last, "%s cut at %d", f, n)
+			last = max(got.Packets, 0)
+		}
+		require.NotZero(t, found)
+		require.Greater(t, last, 45)
+	}
+}
+
+func FuzzSummarize(f *testing.F) {
+	f.Add([]byte("\x00\x00\x00\x10ftypiso5\x00\x00\x00\x00"))
+	f.Add([]byte("\x00\x00\x00\x08ftyp\x00\x00\x00\x20moov\x00\x00\x00\x18trak\x00\x00\x00\x10mdia\x00\x00\x00\x08hdlr"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		path := filepath.Join(t.TempDir(), "x.mp4")
+		require.NoError(t, os.WriteFile(path, b, 0o600))
+		file, err := os.Open(path)
+		require.NoError(t, err)
+		defer file.Close()
+		if s, err := Summarize(file); err == nil {
+			require.NotZero(t, s.Video)
+			require.LessOrEqual(t, s.Bytes, int64(len(b)))
+		}
+	})
+}
+
+// Origins of transport streams stand in one text.
+func TestOrigin(t *testing.T) {
+	at := time.Date(2026, 11, 30, 12, 0, 0, 123456789, time.UTC)
+	for _, f := range []Format{FMP4, MKV, TS} {
+		for _, o := range []Origin{{Key: "door", Start: at}, {Start: at}, {Key: "door", Cause: "event by a b", Start: at}, {Cause: "", Start: at}} {
+			m := o.metadata(f)
+			got := readOrigin(func(name string) string { return m[name] })
+			o.Exact = true
+			require.Equal(t, o, got, f)
+		}
+	}
+	require.Equal(t, Origin{Start: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}, readOrigin(func(name string) string {
+		return map[string]string{"creation_time": "2026-01-02T03:04:05.000000Z"}[name]
+	}))
+	require.Zero(t, readOrigin(func(string) string { return "" }))
+}
