@@ -133,14 +133,32 @@ func createIn(path string) (f *os.File, err error) {
 	return nil, err
 }
 
+// lockTries outlast those who ask with InUse, which holds the lock for a moment.
+const lockTries = 20
+
 // lock is advice to others: a file system without locks records as well.
 func lock(f *os.File) {
+	for range lockTries {
+		if err := flock(f); !errors.Is(err, syscall.EWOULDBLOCK) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func flock(f *os.File) error {
 	c, err := f.SyscallConn()
 	if err != nil {
-		return
+		return err
 	}
-	_ = c.Control(func(fd uintptr) { _ = syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB) })
+	var lockErr error
+	err = c.Control(func(fd uintptr) { lockErr = syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB) })
+	return errors.Join(err, lockErr)
 }
+
+// InUse says whether a recorder holds the lock of a file that it writes. The lock is taken to see that, and goes with f. A file system without
+// locks has no open files that could be told.
+func InUse(f *os.File) bool { return errors.Is(flock(f), syscall.EWOULDBLOCK) }
 
 // syncDir makes the names in a folder survive a loss of power.
 func syncDir(path string) error {

@@ -177,21 +177,7 @@ func isOpen(root *os.Root, name string) (bool, error) {
 		return false, err
 	}
 	defer f.Close()
-	return lockedByOther(f), nil
-}
-
-// lockedByOther takes the lock if it can; it goes with the file.
-func lockedByOther(f *os.File) bool {
-	c, err := f.SyscallConn()
-	if err != nil {
-		return true
-	}
-	locked := true
-	_ = c.Control(func(fd uintptr) {
-		err := syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB)
-		locked = errors.Is(err, syscall.EWOULDBLOCK) // a file system without locks has no open files that we could tell
-	})
-	return locked
+	return mux.InUse(f), nil
 }
 
 // remove removes a file unless it is open, is another one by now, or is none of the recorder's.
@@ -220,7 +206,7 @@ func (l *ledger) remove(e recording) (gone bool, err error) {
 	}
 	defer f.Close()
 	i, err := f.Stat()
-	if err != nil || !i.Mode().IsRegular() || lockedByOther(f) {
+	if err != nil || !i.Mode().IsRegular() || mux.InUse(f) {
 		return false, err
 	}
 	if err := root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {

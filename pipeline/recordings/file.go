@@ -1,0 +1,311 @@
+// Package recordings knows what is recorded: it keeps an index of the files that recorders write, finds what was recorded at a time, and joins
+// it into one file.
+//
+// The files are the truth and the index a copy of what they say: it may be deleted, damaged or old at any time and is made anew from them.
+package recordings
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/mux"
+)
+
+// Unknown stands for a count that only a reader of the whole file could tell: of Matroska and transport streams whose recorder's word was lost.
+const Unknown = -1
+
+// Continuous is the cause of recordings that run all the time.
+const Continuous = "continuous"
+
+// File is a recorded file.
+type File struct {
+	Key           string
+	Path          string // absolute
+	Start, End    time.Time
+	Bytes         int64
+	Packets       int64 // access units of video, or Unknown
+	Keyframes     int64 // or Unknown
+	Lost          int64 // access units that were published and are in no file, here or in front of it; Unknown after a rebuild
+	Video, Audio  uint32
+	Width, Height int
+	Cause         string // Continuous, or the event that began it
+	Finished      bool   // complete; else it is being written or was cut off
+
+	Open     bool      // it is being written now; filled in by List
+	Modified time.Time // when the file system says it was written last
+}
+
+// FileOf is a file as its recorder reports it.
+func FileOf(key string, s mux.Segment) File {
+	f := File{
+		Key: key, Path: s.Path, Start: s.Start.UTC(), End: s.End.UTC(), Bytes: s.Bytes, Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: int64(s.Lost),
+		Video: s.Video, Audio: s.Audio, Width: s.Width, Height: s.Height, Cause: s.Cause, Finished: s.Err == nil,
+	}
+	if f.Cause == "" {
+		f.Cause = Continuous
+	}
+	return f
+}
+
+// Codecs names what is in the file, such as "h264+aac".
+func (f *File) Codecs() string {
+	if f.Video == 0 {
+		return ""
+	}
+	if f.Audio == 0 {
+		return media.CodecName(f.Video)
+	}
+	return media.CodecName(f.Video) + "+" + media.CodecName(f.Audio)
+}
+
+// State is finished, recording, or cut for a file whose recorder did not come to its end.
+func (f *File) State() string {
+	switch {
+	case f.Finished:
+		return "finished"
+	case f.Open:
+		return "recording"
+	}
+	return "cut"
+}
+
+// MarshalJSON writes the file for scripts: counts that are not known are null.
+func (f File) MarshalJSON() ([]byte, error) {
+	known := func(n int64) *int64 {
+		if n < 0 {
+			return nil
+		}
+		return &n
+	}
+	return json.Marshal(struct {
+		Key       string    `json:"key"`
+		Path      string    `json:"path"`
+		Start     time.Time `json:"start"`
+		End       time.Time `json:"end"`
+		Duration  float64   `json:"duration"`
+		Bytes     int64     `json:"bytes"`
+		Packets   *int64    `json:"packets"`
+		Keyframes *int64    `json:"keyframes"`
+		Lost      *int64    `json:"lost"`
+		Codecs    string    `json:"codecs"`
+		Width     int       `json:"width"`
+		Height    int       `json:"height"`
+		Cause     string    `json:"cause"`
+		State     string    `json:"state"`
+	}{
+		f.Key, f.Path, f.Start.UTC(), f.End.UTC(), f.End.Sub(f.Start).Seconds(), f.Bytes, known(f.Packets), known(f.Keyframes), known(f.Lost), f.Codecs(),
+		f.Width, f.Height, f.Cause, f.State(),
+	})
+}
+
+// Place is where recordings lie.
+type Place struct {
+	Key   string                 // of all files here; "" = what each of them says
+	Dir   string                 // absolute: nothing outside is looked at, whatever links stand in it
+	Match func(path string) bool // which files are meant; nil = all that have a recording's extension
+}
+
+// PlaceOf is where a recorder of key writes the files of a pattern.
+func PlaceOf(key, out string) (Place, error) {
+	out, err := filepath.Abs(out)
+	if err != nil {
+		return Place{}, err
+	}
+	p, err := mux.ParsePattern(out, key)
+	if err != nil {
+		return Place{}, err
+	}
+	files := p.Files()
+	return Place{Key: key, Dir: files.Dir, Match: files.Match}, nil
+}
+
+// Folder is a place of recordings of any keys, which their files or else the folders in it name.
+func Folder(dir string) (Place, error) {
+	dir, err := filepath.Abs(dir)
+	return Place{Dir: dir}, err
+}
+
+func (p *Place) has(path string) bool {
+	if p.Match != nil {
+		return p.Match(path)
+	}
+	switch strings.ToLower(filepath.Ext(path)) {
+	case ".mp4", ".m4v", ".fmp4", ".mkv", ".ts":
+		return true
+	}
+	return false
+}
+
+// holds says whether a path lies in the place's folder.
+func (p *Place) holds(path string) bool {
+	rel, err := filepath.Rel(p.Dir, path)
+	return err == nil && filepath.IsLocal(rel)
+}
+
+// found is a file of a place as the folder shows it.
+type found struct {
+	root *os.Root
+	name string // below the root
+	path string
+	info fs.FileInfo
+}
+
+// walk shows each plain file of a place to f, until f fails or ctx ends. A place that does not exist yet is empty.
+func (p *Place) walk(ctx context.Context, f func(found) error) error {
+	root, err := os.OpenRoot(p.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil || !d.Type().IsRegular() { // a folder that went away or is not ours to read
+			return nil
+		}
+		path := filepath.Join(p.Dir, name)
+		if !p.has(path) {
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil
+		}
+		return f(found{root, name, path, info})
+	})
+}
+
+// open opens the file itself: no link is followed, and no pipe waited for.
+func (f *found) open() (*os.File, error) {
+	return f.root.OpenFile(f.name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+}
+
+// read asks the file what it is.
+func (p *Place) read(f found) (File, error) {
+	file, err := f.open()
+	if err != nil {
+		return File{}, err
+	}
+	defer file.Close()
+	open := mux.InUse(file)
+	info, err := file.Stat()
+	if err != nil {
+		return File{}, err
+	}
+	s, err := mux.Summarize(file)
+	if err != nil {
+		return File{}, err
+	}
+	x := File{
+		Key: s.Key, Path: f.path, Bytes: info.Size(), Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: Unknown, Video: s.Video, Audio: s.Audio,
+		Width: s.Width, Height: s.Height, Cause: s.Cause, Finished: s.Complete && !open, Open: open, Modified: info.ModTime(),
+	}
+	if p.Key != "" {
+		x.Key = p.Key
+	} else if x.Key == "" {
+		x.Key = keyOf(f.name)
+	}
+	if x.Cause == "" {
+		x.Cause = Continuous
+	}
+	zero := s.Start
+	if zero.IsZero() { // a file of somebody else: it was written last when it ended
+		zero = info.ModTime().Add(-s.End)
+	}
+	x.Start, x.End = zero.Add(s.Begin).UTC(), zero.Add(s.End).UTC()
+	return x, nil
+}
+
+// keyOf guesses the key of a file that does not say it: the first folder of its name, or the word that its name begins with.
+func keyOf(name string) string {
+	first, _, folder := strings.Cut(filepath.ToSlash(name), "/")
+	if folder {
+		return first
+	}
+	first = strings.TrimSuffix(first, filepath.Ext(first))
+	if i := strings.IndexAny(first, "-_ ."); i > 0 {
+		first = first[:i]
+	}
+	return first
+}
+
+// Query says which files are meant.
+type Query struct {
+	Keys     []string  // none = all
+	From, To time.Time // files that have something in this span; zero = without bound
+}
+
+func (q *Query) matches(f *File) bool {
+	return (len(q.Keys) == 0 || slices.Contains(q.Keys, f.Key)) && (q.From.IsZero() || f.End.After(q.From)) && (q.To.IsZero() || f.Start.Before(q.To))
+}
+
+// order sorts by key, then by time.
+func order(a, b File) int {
+	return cmp.Or(cmp.Compare(a.Key, b.Key), a.Start.Compare(b.Start), cmp.Compare(a.Path, b.Path))
+}
+
+// Scan reads what lies in places, without an index: every file is asked. progress may be nil.
+func Scan(ctx context.Context, places []Place, q Query, progress func(files int)) ([]File, error) {
+	var list []File
+	seen := map[string]bool{}
+	for _, p := range places {
+		err := p.walk(ctx, func(f found) error {
+			if seen[f.path] {
+				return nil
+			}
+			seen[f.path] = true
+			x, err := p.read(f)
+			if progress != nil {
+				progress(len(seen))
+			}
+			if err == nil && q.matches(&x) {
+				list = append(list, x)
+			}
+			return nil // what cannot be read is no recording
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(list, order)
+	return list, nil
+}
+
+// refresh looks at files that the index told of: those that are gone are left out, and those that were not finished are asked how far they are.
+func refresh(list []File) []File {
+	return slices.DeleteFunc(list, func(f File) bool {
+		info, err := os.Lstat(f.Path)
+		return err != nil || !info.Mode().IsRegular()
+	})
+}
+
+// update asks an unfinished file how far it is.
+func (f *File) update() {
+	dir, name := filepath.Split(f.Path)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return
+	}
+	defer root.Close()
+	p := Place{Key: f.Key, Dir: dir}
+	x, err := p.read(found{root: root, name: name, path: f.Path})
+	if err != nil {
+		return
+	}
+	x.Lost = f.Lost
+	*f = x
+}

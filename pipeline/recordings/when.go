@@ -1,0 +1,72 @@
+package recordings
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// ParseTime reads a moment as people write it: RFC 3339; "2026-11-30 12:00", with seconds or without, and "2026-11-30", in local time; "12:00" or
+// "12:00:30" of today; "now"; "-90s", "-15m", "-1h30m", "-2d" before now. "" is the zero time.
+func ParseTime(text string, now time.Time) (time.Time, error) {
+	text = strings.TrimSpace(text)
+	switch {
+	case text == "":
+		return time.Time{}, nil
+	case text == "now":
+		return now, nil
+	case strings.HasPrefix(text, "-"):
+		d, err := parseAgo(text[1:])
+		if err != nil {
+			return time.Time{}, badTime(text)
+		}
+		return now.Add(-d), nil
+	}
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05Z07:00"} {
+		if t, err := time.Parse(layout, text); err == nil {
+			return t, nil
+		}
+	}
+	local := strings.Replace(text, "T", " ", 1)
+	for _, layout := range []string{"2006-01-02 15:04:05", "2006-01-02 15:04", "2006-01-02"} {
+		if t, err := time.ParseInLocation(layout, local, now.Location()); err == nil {
+			return t, nil
+		}
+	}
+	for _, layout := range []string{"15:04:05", "15:04"} {
+		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
+			y, m, d := now.Date()
+			return time.Date(y, m, d, t.Hour(), t.Minute(), t.Second(), t.Nanosecond(), now.Location()), nil
+		}
+	}
+	return time.Time{}, badTime(text)
+}
+
+// parseAgo reads a duration; days stand in front of what time.ParseDuration knows.
+func parseAgo(text string) (time.Duration, error) {
+	if text == "" {
+		return 0, errors.New("no duration")
+	}
+	var days int64
+	if before, rest, ok := strings.Cut(text, "d"); ok {
+		n, err := strconv.ParseUint(before, 10, 16)
+		if err != nil {
+			return 0, err
+		}
+		days, text = int64(n), rest
+	}
+	if text == "" {
+		text = "0s"
+	}
+	d, err := time.ParseDuration(text)
+	if err == nil && d < 0 {
+		err = fmt.Errorf("%s is negative", text)
+	}
+	return time.Duration(days)*24*time.Hour + d, err
+}
+
+func badTime(text string) error {
+	return fmt.Errorf("time %.40q: want 2026-11-30T12:00:00Z, \"2026-11-30 12:00\", 12:00 (today), -1h or now", text)
+}

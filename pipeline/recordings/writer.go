@@ -1,0 +1,335 @@
+package recordings
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// maxQueue is how many reports wait for the index: 200 cameras that begin and end a file in the same moment, five times over.
+	maxQueue = 2048
+	// maxBatch is how many changes are written at once.
+	maxBatch = 256
+	// lookPace is how often it is looked whether the index is still there.
+	lookPace = 2 * time.Second
+	// reconcilePace is how often the folders are compared with the index: files that others have added or removed are seen then.
+	reconcilePace = time.Hour
+	// The pause after a failure.
+	minPause, maxPause = time.Second, time.Minute
+)
+
+// errGone says that the index was removed or replaced while it was open.
+var errGone = errors.New("it was removed or replaced")
+
+// WriterOptions describe a Writer. Path must be set.
+type WriterOptions struct {
+	Path   string // of the index
+	Places []Place
+	Logger *slog.Logger // nil = silent
+}
+
+// Writer keeps an index: it takes reports of recorders and compares the index with the files. Reports never wait: when the index is slow or
+// broken they are dropped, and made good by reading the folders as soon as it can be written again.
+type Writer struct {
+	o       WriterOptions
+	log     *slog.Logger
+	queue   chan change
+	missed  atomic.Bool // a report was dropped: the files know
+	dropped atomic.Uint64
+	rescan  chan struct{}
+
+	mu     sync.Mutex
+	places []Place
+
+	ready chan struct{} // closed when the index was compared with the files for the first time
+	once  sync.Once
+	delay func() // tests: a disk that hangs
+}
+
+// NewWriter returns a Writer; Run does the work.
+func NewWriter(o WriterOptions) *Writer {
+	w := &Writer{o: o, log: o.Logger, queue: make(chan change, maxQueue), rescan: make(chan struct{}, 1), places: o.Places, ready: make(chan struct{})}
+	if w.log == nil {
+		w.log = slog.New(slog.DiscardHandler)
+	}
+	return w
+}
+
+// Started reports a file that was opened. It never blocks.
+func (w *Writer) Started(key, path string, start time.Time, cause string) {
+	if cause == "" {
+		cause = Continuous
+	}
+	w.report(change{File: File{Key: key, Path: path, Start: start, End: start, Packets: Unknown, Keyframes: Unknown, Lost: 0, Cause: cause, Modified: time.Now()}})
+}
+
+// Finished reports a file that is complete, or has ended early. It never blocks.
+func (w *Writer) Finished(f File) { w.report(change{File: f}) }
+
+// Removed reports a file that is gone. It never blocks.
+func (w *Writer) Removed(path string) { w.report(change{File: File{Path: path}, gone: true}) }
+
+func (w *Writer) report(c change) {
+	if path, err := filepath.Abs(c.Path); err == nil {
+		c.Path = path
+	}
+	select {
+	case w.queue <- c:
+	default:
+		w.dropped.Add(1)
+		w.missed.Store(true)
+	}
+}
+
+// SetPlaces replaces the places; those that are new are read.
+func (w *Writer) SetPlaces(places []Place) {
+	w.mu.Lock()
+	w.places = places
+	w.mu.Unlock()
+	select {
+	case w.rescan <- struct{}{}:
+	default:
+	}
+}
+
+// Ready is closed when the index was compared with the files for the first time.
+func (w *Writer) Ready() <-chan struct{} { return w.ready }
+
+// Run keeps the index until ctx ends; what was reported until then is written. It waits out every failure.
+func (w *Writer) Run(ctx context.Context) {
+	for pause := minPause; ; {
+		begun := time.Now()
+		err := w.serve(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, errGone) || errors.Is(err, ErrDamaged) && time.Since(begun) > maxPause {
+			w.log.Warn("the index of recordings is made anew from the files", "index", w.o.Path, "error", err)
+			continue
+		}
+		if time.Since(begun) > maxPause {
+			pause = minPause
+		}
+		w.log.Error("the index of recordings cannot be written; recording goes on, and the index catches up", "index", w.o.Path, "error", err, "again_in", pause)
+		t := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		}
+		pause = min(2*pause, maxPause)
+	}
+}
+
+func (w *Writer) serve(ctx context.Context) error {
+	if w.delay != nil {
+		w.delay()
+	}
+	if err := os.MkdirAll(filepath.Dir(w.o.Path), 0o777); err != nil {
+		return err
+	}
+	x, _, err := openWriter(ctx, w.o.Path, w.log)
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	mark, err := os.Stat(w.o.Path)
+	if err != nil {
+		return err
+	}
+	if err := w.reconcile(ctx, x); err != nil {
+		return err
+	}
+	w.once.Do(func() { close(w.ready) })
+	look, again := time.NewTicker(lookPace), time.NewTicker(reconcilePace)
+	defer look.Stop()
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			for len(w.queue) > 0 {
+				if err := w.write(x, <-w.queue); err != nil {
+					w.log.Error("the index of recordings misses the newest files until the next start", "index", w.o.Path, "error", err)
+					break
+				}
+			}
+			return ctx.Err()
+		case c := <-w.queue:
+			if err := w.write(x, c); err != nil {
+				return err
+			}
+		case <-look.C:
+			now, err := os.Stat(w.o.Path)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			if err != nil || !os.SameFile(mark, now) {
+				return errGone
+			}
+			if w.missed.Load() {
+				if err := w.reconcile(ctx, x); err != nil {
+					return err
+				}
+			}
+		case <-w.rescan:
+			if err := w.reconcile(ctx, x); err != nil {
+				return err
+			}
+		case <-again.C:
+			if err := w.reconcile(ctx, x); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// write writes a report and those that wait behind it. It takes no longer than another process may hold the index, and is not given up half-way:
+// what it took from the queue is nowhere else.
+func (w *Writer) write(x *Index, first change) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*busyTimeout)
+	defer cancel()
+	if w.delay != nil {
+		w.delay()
+	}
+	batch := []change{stamped(first)}
+	for len(batch) < maxBatch && len(w.queue) > 0 {
+		batch = append(batch, stamped(<-w.queue))
+	}
+	err := x.apply(ctx, batch)
+	if err != nil {
+		w.missed.Store(true)
+	}
+	return err
+}
+
+// stamped adds what the file system says, by which a later comparison sees that nothing has changed.
+func stamped(c change) change {
+	if c.gone {
+		return c
+	}
+	if info, err := os.Lstat(c.Path); err == nil {
+		c.Modified, c.Bytes = info.ModTime(), info.Size()
+	} else if errors.Is(err, fs.ErrNotExist) {
+		c.gone = true
+	}
+	return c
+}
+
+// reconcile makes the index say what the files do.
+func (w *Writer) reconcile(ctx context.Context, x *Index) error {
+	w.missed.Store(false) // before the folders are read: what is dropped from now on may be missed again
+	w.mu.Lock()
+	places := slices.Clone(w.places)
+	w.mu.Unlock()
+	begun := time.Now()
+	st, err := x.reconcile(ctx, places, nil)
+	if err != nil {
+		return err
+	}
+	if st.Read+st.Gone > 0 {
+		w.log.Info("the index of recordings was compared with the files", "index", w.o.Path, "files", st.Files, "read", st.Read, "gone", st.Gone, "took",
+			time.Since(begun).Round(time.Millisecond))
+	}
+	return nil
+}
+
+// Reconciled is what a comparison of an index with the files did.
+type Reconciled struct {
+	Files int // recordings that there are
+	Read  int // of them, those that were new or had changed
+	Gone  int // rows whose file is gone
+	Other int // files that are no recordings
+}
+
+func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Reconciled)) (st Reconciled, err error) {
+	rows, err := x.rows(ctx, Query{})
+	if err != nil {
+		return st, err
+	}
+	known := make(map[string]File, len(rows))
+	for _, f := range rows {
+		known[f.Path] = f
+	}
+	var batch []change
+	flush := func(least int) error {
+		if len(batch) < least || len(batch) == 0 {
+			return nil
+		}
+		err := x.apply(ctx, batch)
+		batch = batch[:0]
+		return err
+	}
+	seen := map[string]bool{}
+	for _, p := range places {
+		err := p.walk(ctx, func(f found) error {
+			if seen[f.path] {
+				return nil
+			}
+			seen[f.path] = true
+			old, ok := known[f.path]
+			if ok && old.Video != 0 && old.Bytes == f.info.Size() && old.Modified.UnixNano() == f.info.ModTime().UnixNano() && (p.Key == "" || p.Key == old.Key) {
+				st.Files++
+				return nil
+			}
+			now, err := p.read(f)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				delete(seen, f.path)
+				return nil
+			case err != nil && ok && old.Video == 0: // just begun: not a byte to read yet
+				return nil
+			case err != nil:
+				st.Other++
+				delete(seen, f.path)
+				return nil
+			}
+			if ok && old.Start.Equal(now.Start) {
+				now.Lost = old.Lost
+			}
+			st.Files++
+			st.Read++
+			batch = append(batch, change{File: now})
+			if progress != nil {
+				progress(st)
+			}
+			return flush(maxBatch)
+		})
+		if err != nil {
+			return st, fmt.Errorf("read the recordings in %s: %w", p.Dir, err)
+		}
+	}
+	for path := range known {
+		if seen[path] {
+			continue
+		}
+		if _, err := os.Lstat(path); err == nil && !slices.ContainsFunc(places, func(p Place) bool { return p.holds(path) && p.has(path) }) {
+			continue // of a camera that is no longer in the site file
+		}
+		st.Gone++
+		batch = append(batch, change{File: File{Path: path}, gone: true})
+		if err := flush(maxBatch); err != nil {
+			return st, err
+		}
+	}
+	return st, flush(1)
+}
+
+// Rebuild compares an index with the files once, and makes it where there is none. A running Writer of the same index does no harm.
+func Rebuild(ctx context.Context, path string, places []Place, log *slog.Logger, progress func(Reconciled)) (Reconciled, error) {
+	x, _, err := openWriter(ctx, path, log)
+	if err != nil {
+		return Reconciled{}, err
+	}
+	defer x.Close()
+	return x.reconcile(ctx, places, progress)
+}
