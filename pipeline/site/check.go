@@ -14,6 +14,9 @@ import (
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
+// defaultPre is how far before its trigger an event begins where the file does not say.
+const defaultPre = Duration(10 * time.Second)
+
 // maxSecret bounds the file of a password or a token.
 const maxSecret = 4096
 
@@ -149,6 +152,24 @@ func (d *decoder) checkStream(key, path string, s *Stream) {
 	if s.Record != nil {
 		d.checkRecord(key, path+".record", s.Record)
 	}
+	if s.Events != nil {
+		if d.isSet(path + ".events.on_event") {
+			d.complain(path+".events.on_event", "events are always recorded on events; all the time is what record is for")
+		}
+		s.Events.OnEvent = true
+		d.checkRecord(key, path+".events", s.Events)
+		if s.Record != nil && s.Record.OnEvent {
+			d.complain(path+".events", "record has on_event already: want one of them")
+		}
+	}
+}
+
+// isSet says whether a field stands in the file, for the camera or for all.
+func (d *decoder) isSet(path string) bool {
+	_, own := d.at[path]
+	inherited, _ := inheritedPath(path)
+	_, all := d.at[inherited]
+	return own || all
 }
 
 func (d *decoder) checkRecord(key, path string, r *Record) {
@@ -162,6 +183,16 @@ func (d *decoder) checkRecord(key, path string, r *Record) {
 	}
 	if s := time.Duration(r.Segment); s > 0 && s < time.Second {
 		d.complain(path+".segment", "%v: want 1s or more, or 0s for one file", s)
+	}
+	if r.OnEvent {
+		if !d.isSet(path + ".pre") {
+			r.Pre = defaultPre
+		}
+		if err := r.eventOptions("").Check(time.Duration(r.Pre)); err != nil {
+			d.complain(path, "%w", err)
+		}
+	} else if d.isSet(path+".post") || d.isSet(path+".longest") {
+		d.complain(path, "post and longest are for on_event")
 	}
 	if r.Retention != nil && *r.Retention == (Retention{}) {
 		d.complain(path+".retention", "it bounds nothing: want age, size or free")
@@ -184,18 +215,17 @@ func (d *decoder) checkNames(c *Config) {
 			}
 			taken[k] = s.path
 		}
-		if s.Record == nil {
-			continue
-		}
-		p, err := mux.ParsePattern(s.Record.Out, s.key)
+	}
+	for _, r := range c.recordings() {
+		p, err := mux.ParsePattern(r.Out, r.key)
 		if err != nil {
 			continue
 		}
 		name := p.Name(at)
 		if other, ok := outs[name]; ok {
-			d.complain(s.path+".record.out", "it names the same files as %s: use %%{key} in it", other)
+			d.complain(r.path+".out", "it names the same files as %s: use %%{key} in it", other)
 		}
-		outs[name] = s.path + ".record.out"
+		outs[name] = r.path + ".out"
 	}
 }
 

@@ -55,6 +55,7 @@ type Stream struct {
 	Policy       string   `yaml:"policy" enum:"drop-oldest|strict-wait" default:"drop-oldest" doc:"Towards slow readers of frames."`
 	Isolation    string   `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives ingest (and decode) a process of its own."`
 	Record       *Record  `yaml:"record" doc:"Record it into files; off leaves out what defaults say."`
+	Events       *Record  `yaml:"events" doc:"Record events as well, into files of their own: the fields of record, with on_event."`
 }
 
 // Record is the recording of a stream.
@@ -62,7 +63,10 @@ type Record struct {
 	Out       string     `yaml:"out" doc:"Name of the files: strftime conversions and %{key}. Relative names are those beside the site file."`
 	Format    string     `yaml:"format" enum:"fmp4|mkv|ts|mp4" default:"fmp4" doc:"Container."`
 	Segment   Duration   `yaml:"segment" default:"60s" doc:"Length of a file; 0s = one file."`
-	Pre       Duration   `yaml:"pre" default:"0s" doc:"Begin so far in the past, as far as the ring still holds it."`
+	Pre       Duration   `yaml:"pre" default:"0s" doc:"Begin so far in the past, as far as the ring still holds it. With on_event so far before the trigger; 10s then where it is not set."`
+	OnEvent   bool       `yaml:"on_event" default:"false" doc:"Record around events alone: cfpipe trigger KEY, or POST /trigger/KEY."`
+	Post      Duration   `yaml:"post" default:"10s" doc:"on_event: go on for so long after the trigger, or its end."`
+	Longest   Duration   `yaml:"longest" default:"10m" doc:"on_event: bound of an event, pre and post included; 0s = none."`
 	Fsync     string     `yaml:"fsync" enum:"fragment|segment|never" default:"never" doc:"When data is forced to the disk."`
 	Audio     bool       `yaml:"audio" default:"true" doc:"Record KEY-audio along."`
 	Isolation string     `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives the recorder a process of its own."`
@@ -113,7 +117,8 @@ func defaultSub() *Stream {
 }
 
 func defaultRecord() *Record {
-	return &Record{Format: "fmp4", Segment: Duration(time.Minute), Fsync: "never", Audio: true, Isolation: "none"}
+	return &Record{Format: "fmp4", Segment: Duration(time.Minute), Post: Duration(10 * time.Second), Longest: Duration(10 * time.Minute),
+		Fsync: "never", Audio: true, Isolation: "none"}
 }
 
 func defaultConfig() *Config {
@@ -139,15 +144,25 @@ func fresh(v any) any {
 
 // clone copies a stream so that nothing is shared.
 func (s Stream) clone() Stream {
-	if s.Record != nil {
-		r := *s.Record
-		if r.Retention != nil {
-			keep := *r.Retention
-			r.Retention = &keep
-		}
-		s.Record = &r
-	}
+	s.Record, s.Events = s.Record.clone(), s.Events.clone()
 	return s
+}
+
+func (r *Record) clone() *Record {
+	c := copied(r)
+	if c != nil {
+		c.Retention = copied(c.Retention)
+	}
+	return c
+}
+
+// copied is a copy of what p points to.
+func copied[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	c := *p
+	return &c
 }
 
 func (c Camera) clone() *Camera {
@@ -181,6 +196,33 @@ func (c *Config) streams() []namedStream {
 		}
 	}
 	slices.SortFunc(all, func(a, b namedStream) int { return cmp.Compare(a.key, b.key) })
+	return all
+}
+
+// recording is a set of files that one stage writes.
+type recording struct {
+	kind, key, path string // path is where it stands in the file
+	*Record
+}
+
+// id is that of its stage.
+func (r recording) id() string { return r.kind + " " + r.key }
+
+// recordings returns those of all enabled streams in order of their keys.
+func (c *Config) recordings() (all []recording) {
+	for _, s := range c.streams() {
+		for name, r := range map[string]*Record{"record": s.Record, "events": s.Events} {
+			if r == nil {
+				continue
+			}
+			kind := kindRecord
+			if r.OnEvent {
+				kind = kindEvents
+			}
+			all = append(all, recording{kind, s.key, s.path + "." + name, r})
+		}
+	}
+	slices.SortFunc(all, func(a, b recording) int { return cmp.Or(cmp.Compare(a.key, b.key), -cmp.Compare(a.kind, b.kind)) })
 	return all
 }
 

@@ -112,6 +112,7 @@ func (s *Site) handler(token string) http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, ErrorHandling: promhttp.ContinueOnError}))
 	slots := make(chan struct{}, httpSnapshots)
 	mux.HandleFunc("GET /snapshot/{file}", func(w http.ResponseWriter, r *http.Request) { s.serveSnapshot(w, r, slots) })
+	mux.HandleFunc("POST /trigger/{key}", s.serveTrigger)
 	want := sha256.Sum256([]byte(token))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
@@ -167,7 +168,7 @@ type CameraHealth struct {
 	Problem    string   `json:"problem,omitempty"`
 	Connected  bool     `json:"connected"`
 	AgeSeconds *float64 `json:"age_seconds"` // since the last access unit came; null = none yet
-	Recording  *bool    `json:"recording"`   // null = it is not recorded
+	Recording  *bool    `json:"recording"`   // null = it is not recorded all the time
 	Reconnects uint64   `json:"reconnects"`
 	Gaps       uint64   `json:"gaps"`
 	Lost       uint64   `json:"lost"` // by the recorder
@@ -206,12 +207,20 @@ func (s *Site) Health() []CameraHealth {
 	}
 	for _, st := range status.Stages {
 		i, ok := index[st.Key]
-		if st.Kind != kindRecord || !ok {
+		if st.Kind != kindRecord && st.Kind != kindEvents || !ok {
 			continue
 		}
 		h := &list[i]
+		if st.Kind == kindEvents {
+			h.Lost += st.Record.Lost
+			if bad := st.State != StateRunning || st.Record.Failing || st.Record.Busy >= silentAfter; bad && h.Problem == "" {
+				h.Problem = "its events are not recorded: " + recordProblem(st)
+			}
+			continue
+		}
 		good := st.State == StateRunning && !st.Record.Failing && st.Record.Busy < silentAfter && st.Record.Packets > 0
-		h.Recording, h.Lost = &good, st.Record.Lost
+		h.Recording = &good
+		h.Lost += st.Record.Lost
 		if !good && h.Problem == "" {
 			h.Problem = "it is not recorded: " + recordProblem(st)
 		}

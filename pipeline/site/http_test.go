@@ -191,19 +191,22 @@ func TestOpenAPI(t *testing.T) {
 	s := &Site{config: defaultConfig(), keeper: newKeeper(nil), runtimeDir: t.TempDir()}
 	s.turned.Store(time.Now().UnixNano())
 	handler := s.handler(testToken)
-	require.Len(t, doc.Paths, 7)
+	require.Len(t, doc.Paths, 8)
 	for path, methods := range doc.Paths {
-		r := httptest.NewRequest("GET", strings.NewReplacer("{key}", "nope", "{file}", "nope.jpg").Replace(path), nil)
-		for _, authorized := range []bool{false, true} {
-			if authorized {
-				r.Header.Set("Authorization", "Bearer "+testToken)
-			}
-			w := httptest.NewRecorder()
-			handler.ServeHTTP(w, r)
-			require.Contains(t, methods["get"].Responses, fmt.Sprint(w.Code), path)
-			require.Equal(t, authorized, w.Code != 401)
-			if strings.Contains(path, "{") && authorized {
-				require.Contains(t, w.Body.String(), "no such camera")
+		require.Len(t, methods, 1)
+		for method, m := range methods {
+			r := httptest.NewRequest(strings.ToUpper(method), strings.NewReplacer("{key}", "nope", "{file}", "nope.jpg").Replace(path), nil)
+			for _, authorized := range []bool{false, true} {
+				if authorized {
+					r.Header.Set("Authorization", "Bearer "+testToken)
+				}
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, r)
+				require.Contains(t, m.Responses, fmt.Sprint(w.Code), path)
+				require.Equal(t, authorized, w.Code != 401)
+				if strings.Contains(path, "{") && authorized {
+					require.Contains(t, w.Body.String(), "no such camera")
+				}
 			}
 		}
 	}

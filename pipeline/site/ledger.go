@@ -23,8 +23,8 @@ const (
 	emptyFor = time.Hour
 )
 
-// recording is a finished file. at is when it was last written.
-type recording struct {
+// keptFile is a finished file. at is when it was last written.
+type keptFile struct {
 	path string
 	size int64
 	at   time.Time
@@ -32,18 +32,18 @@ type recording struct {
 
 // ledger is what is known about one camera's files. The keeper's mutex guards what changes.
 type ledger struct {
-	key, out string
-	files    mux.Files
-	others   []mux.Files // of longer keys: a file that matches one of them is theirs
-	keep     Retention
+	kind, key, out string
+	files          mux.Files
+	others         []mux.Files // of longer keys, and of the events of this one: a file that matches one of them is theirs
+	keep           Retention
 
 	scanned  time.Time
 	total    int64 // bytes of all finished files
 	count    int
-	oldest   []recording // in order of time
-	complete bool        // oldest holds all files
+	oldest   []keptFile // in order of time
+	complete bool       // oldest holds all files
 	scanning bool
-	late     []recording // finished while scanning
+	late     []keptFile // finished while scanning
 	emptied  map[string]bool
 }
 
@@ -67,7 +67,7 @@ func (l *ledger) mine(path string) bool {
 }
 
 // add counts a file that was finished just now.
-func (l *ledger) add(e recording) {
+func (l *ledger) add(e keptFile) {
 	if l.scanning {
 		l.late = append(l.late, e)
 		return
@@ -110,7 +110,7 @@ func (k *keeper) scan(ctx context.Context, l *ledger) {
 }
 
 // walk finds the oldest finished files, and counts all. recent are the names of those that were finished lately.
-func (l *ledger) walk(ctx context.Context) (found []recording, recent map[string]bool, count int, total int64) {
+func (l *ledger) walk(ctx context.Context) (found []keptFile, recent map[string]bool, count int, total int64) {
 	recent = map[string]bool{}
 	root, err := os.OpenRoot(l.files.Dir) // never leaves the folder, whatever links stand in it
 	if err != nil {
@@ -118,7 +118,7 @@ func (l *ledger) walk(ctx context.Context) (found []recording, recent map[string
 	}
 	defer root.Close()
 	now := time.Now()
-	older := func(a, b recording) int { return a.at.Compare(b.at) }
+	older := func(a, b keptFile) int { return a.at.Compare(b.at) }
 	_ = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -138,7 +138,7 @@ func (l *ledger) walk(ctx context.Context) (found []recording, recent map[string
 		if err != nil {
 			return nil
 		}
-		e := recording{path: path, size: info.Size(), at: info.ModTime()}
+		e := keptFile{path: path, size: info.Size(), at: info.ModTime()}
 		if now.Sub(e.at) < maybeOpen {
 			if open, err := isOpen(root, name); err != nil || open {
 				return nil
@@ -181,7 +181,7 @@ func isOpen(root *os.Root, name string) (bool, error) {
 }
 
 // remove removes a file unless it is open, is another one by now, or is none of the recorder's.
-func (l *ledger) remove(e recording) (gone bool, err error) {
+func (l *ledger) remove(e keptFile) (gone bool, err error) {
 	if !l.mine(e.path) {
 		return false, nil
 	}

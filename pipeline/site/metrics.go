@@ -60,7 +60,24 @@ var (
 	recordFree     = metric("record_free_bytes", "Space left where the files are written.", "key")
 	keptBytes      = metric("recordings_bytes", "Finished files that retention counts.", "key")
 	keptFiles      = metric("recordings_files", "Finished files that retention counts.", "key")
+
+	eventCount     = metric("events_total", "Events begun.", "key")
+	eventActive    = metric("event_active", "1 while an event is recorded.", "key")
+	eventPackets   = metric("event_packets_total", "Access units written.", "key")
+	eventBytes     = metric("event_bytes_total", "Bytes written into files.", "key")
+	eventFiles     = metric("event_files_total", "Files opened.", "key")
+	eventLost      = metric("event_lost_total", "Access units that the ring had passed on before they were read.", "key")
+	eventFailures  = metric("event_failures_total", "Errors of the disk.", "key")
+	eventFailing   = metric("event_failing", "1 when the disk does not take the file.", "key")
+	eventFree      = metric("event_free_bytes", "Space left where the files are written.", "key")
+	eventKeptBytes = metric("event_recordings_bytes", "Finished files that retention counts.", "key")
+	eventKeptFiles = metric("event_recordings_files", "Finished files that retention counts.", "key")
 )
+
+// keptMetrics are those of the files that a kind of stage writes.
+var keptMetrics = map[string]struct{ free, bytes, files *prometheus.Desc }{
+	kindRecord: {recordFree, keptBytes, keptFiles}, kindEvents: {eventFree, eventKeptBytes, eventKeptFiles},
+}
 
 // Describe implements prometheus.Collector: what there is depends on the configuration, so nothing is promised.
 func (c *siteCollector) Describe(chan<- *prometheus.Desc) {}
@@ -81,17 +98,21 @@ func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
 			e.count(decodePictures, s.Decode.Pictures, s.Key)
 			e.count(decodeLost, s.Decode.Lost, s.Key)
 		}
-		if s.Record != nil {
+		switch s.Kind {
+		case kindRecord:
 			e.record(s.Key, *s.Record)
+		case kindEvents:
+			e.events(s.Key, *s.Record)
 		}
 	}
 	for _, k := range c.site.keeper.kept() {
+		m := keptMetrics[k.kind]
 		if k.free >= 0 {
-			e.gauge(recordFree, float64(k.free), k.key)
+			e.gauge(m.free, float64(k.free), k.key)
 		}
 		if k.counted {
-			e.gauge(keptBytes, float64(k.bytes), k.key)
-			e.gauge(keptFiles, float64(k.files), k.key)
+			e.gauge(m.bytes, float64(k.bytes), k.key)
+			e.gauge(m.files, float64(k.files), k.key)
 		}
 	}
 	keys, err := pipeline.ListKeys(c.site.runtimeDir)
@@ -167,6 +188,17 @@ func (e emitter) record(key string, s pipeline.RecordStats) {
 	if !s.Newest.IsZero() {
 		e.gauge(recordAge, time.Since(s.Newest).Seconds(), key)
 	}
+}
+
+func (e emitter) events(key string, s pipeline.RecordStats) {
+	e.count(eventCount, s.Events, key)
+	e.gauge(eventActive, bit(s.Event), key)
+	e.count(eventPackets, s.Packets, key)
+	e.count(eventBytes, s.FileBytes, key)
+	e.count(eventFiles, s.Files, key)
+	e.count(eventLost, s.Lost, key)
+	e.count(eventFailures, s.Failures, key)
+	e.gauge(eventFailing, bit(s.Failing), key)
 }
 
 func (e emitter) publisher(k pipeline.KeyStatus) {

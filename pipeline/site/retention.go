@@ -59,28 +59,25 @@ func (k *keeper) adopt() {
 		k.site = *c.Retention
 	}
 	ledgers := map[string]*ledger{}
-	for _, s := range c.streams() {
-		if s.Record == nil {
-			continue
-		}
-		p, err := mux.ParsePattern(s.Record.Out, s.key)
+	for _, r := range c.recordings() {
+		p, err := mux.ParsePattern(r.Out, r.key)
 		if err != nil {
 			continue // checked by Load
 		}
-		l := k.ledgers[s.key]
-		if l == nil || l.out != s.Record.Out {
-			l = &ledger{key: s.key, out: s.Record.Out, files: p.Files()}
+		l := k.ledgers[r.id()]
+		if l == nil || l.out != r.Out {
+			l = &ledger{kind: r.kind, key: r.key, out: r.Out, files: p.Files()}
 		}
 		l.keep = Retention{}
-		if s.Record.Retention != nil {
-			l.keep = *s.Record.Retention
+		if r.Retention != nil {
+			l.keep = *r.Retention
 		}
-		ledgers[s.key] = l
+		ledgers[r.id()] = l
 	}
 	for _, l := range ledgers {
 		l.others = nil
 		for _, o := range ledgers {
-			if len(o.key) > len(l.key) {
+			if len(o.key) > len(l.key) || o.key == l.key && l.kind == kindRecord && o.kind != l.kind {
 				l.others = append(l.others, o.files)
 			}
 		}
@@ -92,8 +89,12 @@ func (k *keeper) adopt() {
 func (k *keeper) finished(s Segment) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if l := k.ledgers[s.Key]; l != nil {
-		l.add(recording{path: filepath.Clean(s.Path), size: s.Bytes, at: time.Now()})
+	kind := kindRecord
+	if s.Event != nil {
+		kind = kindEvents
+	}
+	if l := k.ledgers[recording{kind: kind, key: s.Key}.id()]; l != nil {
+		l.add(keptFile{path: filepath.Clean(s.Path), size: s.Bytes, at: time.Now()})
 	}
 }
 
@@ -116,7 +117,7 @@ func (k *keeper) list() (list []*ledger, site Retention) {
 			list = append(list, l)
 		}
 	}
-	slices.SortFunc(list, func(a, b *ledger) int { return cmp.Compare(a.key, b.key) })
+	slices.SortFunc(list, func(a, b *ledger) int { return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.kind, b.kind)) })
 	return list, k.site
 }
 
@@ -207,7 +208,7 @@ func (k *keeper) total(ledgers []*ledger) (sum int64) {
 }
 
 // oldest finds the oldest file of all; nil = there is none.
-func (k *keeper) oldest(ctx context.Context, ledgers []*ledger) (e recording, from *ledger) {
+func (k *keeper) oldest(ctx context.Context, ledgers []*ledger) (e keptFile, from *ledger) {
 	for _, l := range ledgers {
 		k.mu.Lock()
 		empty := len(l.oldest) == 0 && !l.complete
@@ -255,7 +256,7 @@ func freeSpace(dir string) (int64, error) {
 
 // keptOf is what is kept of a camera.
 type keptOf struct {
-	key          string
+	kind, key    string
 	free         int64 // on its file system; -1 = unknown
 	bytes, files int64
 	counted      bool // bytes and files are known: some bound is set
@@ -266,7 +267,7 @@ func (k *keeper) kept() (list []keptOf) {
 	var ledgers []*ledger
 	k.mu.Lock()
 	for _, l := range k.ledgers {
-		list = append(list, keptOf{key: l.key, free: -1, bytes: l.total, files: int64(l.count), counted: !l.scanned.IsZero()})
+		list = append(list, keptOf{kind: l.kind, key: l.key, free: -1, bytes: l.total, files: int64(l.count), counted: !l.scanned.IsZero()})
 		ledgers = append(ledgers, l)
 	}
 	k.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 const (
 	kindIngest = "ingest"
 	kindRecord = "record"
+	kindEvents = "events" // a recorder on events
 	kindRelay  = "relay"
 )
 
@@ -55,16 +56,14 @@ func (c *Config) specs(runtimeDir, group string) []spec {
 		base := spec{Key: s.key, RuntimeDir: runtimeDir, Group: group}
 		in := base
 		stream := *s.Stream
-		stream.Record = nil
+		stream.Record, stream.Events = nil, nil // other stages'
 		in.Kind, in.Stream, in.Isolated = kindIngest, &stream, s.Isolation == "process"
 		ingests = append(ingests, in)
-		if s.Record != nil {
-			r := base
-			record := *s.Record
-			record.Retention = nil // another stage's
-			r.Kind, r.Record, r.Isolated = kindRecord, &record, record.Isolation == "process"
-			readers = append(readers, r)
-		}
+	}
+	for _, x := range c.recordings() {
+		record := *x.Record
+		record.Retention = nil // the keeper's
+		readers = append(readers, spec{Kind: x.kind, Key: x.key, RuntimeDir: runtimeDir, Group: group, Record: &record, Isolated: record.Isolation == "process"})
 	}
 	if c.Relay != nil {
 		readers = append(readers, spec{Kind: kindRelay, RuntimeDir: runtimeDir, Group: group, Relay: c.Relay, Isolated: c.Relay.Isolation == "process"})
@@ -109,10 +108,18 @@ func (s spec) ingestOptions(log *slog.Logger) (pipeline.IngestOptions, error) {
 
 func (s spec) recordOptions(log *slog.Logger) pipeline.RecordOptions {
 	r := s.Record
-	return pipeline.RecordOptions{
+	o := pipeline.RecordOptions{
 		RuntimeDir: s.RuntimeDir, Key: s.Key, Out: r.Out, Format: mux.Format(r.Format), Segment: time.Duration(r.Segment), Pre: time.Duration(r.Pre),
 		Fsync: mux.Fsync(r.Fsync), NoAudio: !r.Audio, WaitForKey: -1, Logger: log,
 	}
+	if r.OnEvent {
+		o.OnEvent = r.eventOptions(s.Group)
+	}
+	return o
+}
+
+func (r *Record) eventOptions(group string) *pipeline.EventOptions {
+	return &pipeline.EventOptions{Post: time.Duration(r.Post), Longest: time.Duration(r.Longest), Group: group}
 }
 
 func (s spec) relayOptions(log *slog.Logger) pipeline.RelayOptions {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
+	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
 // State is what a stage does now.
@@ -58,6 +59,8 @@ type Segment struct {
 	Packets int       `json:"packets"`
 	Lost    uint64    `json:"lost"`
 	Gap     bool      `json:"discontinuous"` // in front of it
+
+	Event *trigger.Event `json:"event,omitempty"` // that made it; its end is null in all but its last file
 }
 
 func newSegment(key string, s mux.Segment) *Segment {
@@ -214,6 +217,7 @@ func plus(a, b pipeline.RecordStats) pipeline.RecordStats {
 	b.Syncs += a.Syncs
 	b.SyncTime += a.SyncTime
 	b.Slowest = max(a.Slowest, b.Slowest)
+	b.Events += a.Events
 	if b.Newest.IsZero() {
 		b.Newest = a.Newest
 	}
@@ -254,10 +258,16 @@ func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, pro
 			return r
 		})
 		return in.Run(ctx)
-	case kindRecord:
+	case kindRecord, kindEvents:
 		o := s.recordOptions(log)
 		o.Counter = &pipeline.RecordCounter{}
-		if !from.IsZero() {
+		if o.OnEvent != nil {
+			o.OnEvent.Done = func(seg mux.Segment, e trigger.Event) {
+				x := newSegment(s.Key, seg)
+				x.Event = &e
+				done(*x)
+			}
+		} else if !from.IsZero() {
 			o.Pre = max(time.Since(from), time.Nanosecond)
 		}
 		o.Done = func(seg mux.Segment) { done(*newSegment(s.Key, seg)) }

@@ -51,7 +51,7 @@ func (st *stage) status() StageStatus {
 		r = st.probe()
 	}
 	s.Ingest, s.Decode = r.Ingest, r.Decode
-	if st.Kind == kindRecord {
+	if st.Kind == kindRecord || st.Kind == kindEvents {
 		sum := st.past
 		if r.Record != nil {
 			sum = plus(st.past, *r.Record)
@@ -71,18 +71,14 @@ func (s *Site) Streams() int {
 // Summary says in a line what the file asks for.
 func (c *Config) Summary() string {
 	streams := c.streams()
-	var recordings int
 	var shm int64
 	for _, s := range streams {
-		if s.Record != nil {
-			recordings++
-		}
 		shm += int64(s.PacketBytes)
 		if s.Audio {
 			shm += 1 << 20
 		}
 	}
-	text := fmt.Sprintf("%s: ok: %d cameras, %d streams, %d recordings", c.name, len(c.Cameras), len(streams), recordings)
+	text := fmt.Sprintf("%s: ok: %d cameras, %d streams, %d recordings", c.name, len(c.Cameras), len(streams), len(c.recordings()))
 	if c.Relay != nil {
 		text += ", relay on " + c.Relay.Listen
 	}

@@ -1,0 +1,81 @@
+package site
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/pipeline/trigger"
+)
+
+const (
+	maxTrigger  = 4096            // bytes of a request's body
+	triggerWait = 5 * time.Second // for the recorders' answers
+)
+
+// serveTrigger asks all recorders that wait for events of one of this site's streams, in whatever process.
+func (s *Site) serveTrigger(w http.ResponseWriter, r *http.Request) {
+	key := r.PathValue("key")
+	if framering.CheckKey(key) != nil || !s.has(key) {
+		fail(w, http.StatusNotFound, "no such camera")
+		return
+	}
+	request, err := readTrigger(http.MaxBytesReader(w, r.Body, maxTrigger))
+	var long *http.MaxBytesError
+	if errors.As(err, &long) {
+		fail(w, http.StatusRequestEntityTooLarge, "the body is too long")
+		return
+	}
+	if err != nil {
+		fail(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), triggerWait)
+	defer cancel()
+	took, err := trigger.Send(ctx, s.runtimeDir, key, request)
+	switch {
+	case err == nil:
+		answer(w, http.StatusOK, map[string]any{"key": key, "recorders": took})
+	case errors.Is(err, os.ErrNotExist):
+		fail(w, http.StatusConflict, "nobody records this camera on events")
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		s.log.Warn("trigger", "key", key, "error", err)
+		answer(w, http.StatusGatewayTimeout, map[string]any{"key": key, "recorders": took, "error": "a recorder does not answer"})
+	default:
+		s.log.Warn("trigger", "key", key, "error", err)
+		answer(w, http.StatusInternalServerError, map[string]any{"key": key, "recorders": took, "error": "a recorder did not take it; the log says why"})
+	}
+}
+
+// readTrigger reads a request's body; an empty one is a trigger without more.
+func readTrigger(body io.Reader) (r trigger.Request, err error) {
+	b, err := io.ReadAll(body)
+	if err != nil {
+		return r, err
+	}
+	var in struct {
+		Action trigger.Action
+		For    string
+		Reason string
+	}
+	if len(bytes.TrimSpace(b)) > 0 {
+		d := json.NewDecoder(bytes.NewReader(b))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&in); err != nil || d.More() {
+			return r, errors.New(`want JSON such as {"action": "start", "for": "30s", "reason": "bell"}, each of them optional`)
+		}
+	}
+	r.Action, r.Reason = in.Action, in.Reason
+	if in.For != "" {
+		if r.For, err = ParseDuration(in.For); err != nil {
+			return r, errors.New("for: " + err.Error())
+		}
+	}
+	return r, r.Check()
+}
