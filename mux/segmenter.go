@@ -85,6 +85,8 @@ type Segmenter struct {
 	format  bitstream.Format
 	good    int64 // bytes of the file that can be played
 	packets int   // access units in them
+	newest  int64 // PTS of the last of these
+	written int64 // PTS of the newest access unit handed to the file
 	begin   int64 // DTS of its first packet
 	maxPTS  int64
 	target  int64 // time of the next cut
@@ -95,6 +97,8 @@ type Segmenter struct {
 	last      [2]int64 // DTS of each track's newest packet
 	seen      [2]bool
 	lost      uint64
+	totals    Totals
+	wanted    bool // a file should have been opened before
 	recording bool // a file was opened before
 	retry     time.Duration
 	retryAt   time.Time
@@ -142,26 +146,28 @@ func (s *Segmenter) Write(track int, p media.Packet) error {
 	}
 	if s.w != nil && (jumped || marked && key) {
 		if err := s.finish(0, 0); err != nil {
+			s.drop(1)
 			return err
 		}
 	}
 	if key {
 		if err := s.keyframe(p); err != nil {
-			s.lost++
+			s.drop(1)
 			return err
 		}
 	}
 	if s.w == nil {
-		if s.recording { // in front of the first keyframe nothing is missing
-			s.lost++
+		if s.wanted { // in front of the first keyframe nothing is missing
+			s.drop(1)
 		}
 		return nil
 	}
 	if err := s.w.Write(VideoTrack, p); err != nil {
-		s.lost++
+		s.drop(1)
 		return s.fail(err)
 	}
 	s.seg.Packets++
+	s.newest, s.written = s.written, p.PTS
 	if key {
 		s.seg.Keyframes++
 	}
@@ -174,6 +180,7 @@ func (s *Segmenter) cutTolerance() int64 { return int64(min(s.o.Length/20, 100*t
 
 // keyframe begins a new file where one is due.
 func (s *Segmenter) keyframe(p media.Packet) error {
+	s.wanted = true
 	format, _, err := videoFormat(s.video, p.Data)
 	if err != nil {
 		if s.w != nil { // the file goes on as it began
@@ -202,7 +209,7 @@ func (s *Segmenter) open(p media.Packet, format bitstream.Format) error {
 	if err != nil {
 		return s.failed(err)
 	}
-	s.f, s.good, s.packets = f, 0, 0
+	s.f, s.good, s.packets, s.newest, s.written = f, 0, 0, 0, 0
 	s.seg = Segment{}
 	s.w, err = NewWriter(WriterOptions{
 		Format: s.o.Format, Video: s.video, Audio: s.audio, Key: p.Data, Out: f, Seek: true, Start: p.DTS, Discontinuous: s.gap,
@@ -271,15 +278,18 @@ func (s *Segmenter) flushed() error {
 		return fmt.Errorf("write %s: it was deleted while it was written: %w", s.f.Name(), os.ErrNotExist)
 	}
 	first := s.good == 0
-	s.good, s.packets = n, s.seg.Packets-1 // the newest waits for its duration
 	if s.o.Fsync == FsyncFragment {
 		if err := s.f.Sync(); err != nil {
 			return err
 		}
 		if first {
-			return syncDir(s.f.Name())
+			if err := syncDir(s.f.Name()); err != nil {
+				return err
+			}
 		}
 	}
+	s.good = n
+	s.keep(s.seg.Packets-1, s.newest) // the newest waits for its duration
 	return nil
 }
 
@@ -323,6 +333,7 @@ func (s *Segmenter) finish(nextDTS, nextPTS int64) error {
 	if nextPTS > s.maxPTS {
 		s.seg.End = time.Unix(0, nextPTS)
 	}
+	s.keep(s.seg.Packets, s.maxPTS)
 	s.seg.Bytes = s.good
 	s.seg.Lost += s.lost
 	s.lost = 0
@@ -332,7 +343,10 @@ func (s *Segmenter) finish(nextDTS, nextPTS int64) error {
 	if s.o.Done != nil {
 		s.o.Done(s.seg)
 	}
-	return err
+	if err != nil {
+		return s.failed(err)
+	}
+	return nil
 }
 
 // fail ends the open file after an error: what was written behind the last whole fragment is cut off, an empty file removed.
@@ -340,10 +354,12 @@ func (s *Segmenter) fail(cause error) error {
 	s.seg.End = time.Unix(0, s.maxPTS)
 	s.w.closeIfOpen()
 	s.w = nil
+	s.drop(max(s.seg.Packets-s.packets, 0))
 	if s.f != nil {
 		name := s.f.Name()
 		gone := deleted(s.f)
 		if gone {
+			s.lost += uint64(s.packets)
 			s.packets = 0
 		}
 		if s.good > 0 {
@@ -355,8 +371,8 @@ func (s *Segmenter) fail(cause error) error {
 			if !gone { // else the name is another's
 				_ = os.Remove(name)
 			}
+			s.lost += s.seg.Lost // they stand in front of the next file now
 		} else if s.o.Done != nil {
-			s.lost += uint64(max(s.seg.Packets-s.packets, 0))
 			s.seg.Packets, s.seg.Bytes, s.seg.Err = s.packets, s.good, cause
 			s.o.Done(s.seg)
 		}

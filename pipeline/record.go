@@ -86,7 +86,7 @@ func Record(ctx context.Context, o RecordOptions) error {
 	defer in.Close()
 	r.begins(in)
 	err = r.run(ctx, in)
-	if cerr := r.segmenter.Close(); cerr != nil {
+	if cerr := r.finish(); cerr != nil {
 		err = errors.Join(err, fmt.Errorf("record %s: %w", o.Key, cerr))
 	}
 	return err
@@ -104,7 +104,7 @@ func (r *recorder) begins(in *interleaver) {
 			return &timedFile{File: f, c: r.o.Counter}, nil
 		},
 	}, media.Track{}, nil)
-	r.audio, r.described, r.begin = nil, false, 0
+	r.audio, r.described, r.begin, r.counted = nil, false, 0, mux.Totals{}
 	if info, ok := in.audioInfo(); ok { // known before the first file is opened
 		r.describe(audioTrack, info)
 	}
@@ -127,6 +127,7 @@ type recorder struct {
 	audio     *media.Track
 	described bool // the video is known
 
+	counted    mux.Totals
 	failing    bool // the disk does not take the files
 	told       time.Time
 	unreadable time.Time // when a keyframe without a size was last told of
@@ -203,13 +204,13 @@ func (r *recorder) write(it item) error {
 		return nil
 	}
 	err := r.segmenter.Write(it.Track, mediaPacket(it.Packet))
+	r.count()
 	if err != nil {
 		return r.failed(err)
 	}
 	if it.Track != videoTrack {
 		return nil
 	}
-	r.o.Counter.packet(len(it.Data), it.PTS)
 	if r.failing && r.segmenter.Kept() > 0 { // a file can be opened on a full disk too
 		r.failing = false
 		r.log.Info("the recording goes on", "path", r.path)
@@ -225,6 +226,23 @@ func (r *recorder) write(it item) error {
 		}
 	}
 	return nil
+}
+
+// finish closes the open file.
+func (r *recorder) finish() error {
+	defer r.count()
+	return r.segmenter.Close()
+}
+
+// count passes on what the segmenter has counted since the last call.
+func (r *recorder) count() {
+	t, c := r.segmenter.Totals(), r.o.Counter
+	c.packets.Add(t.Kept - r.counted.Kept)
+	c.dropped.Add(t.Dropped - r.counted.Dropped)
+	if t.Newest > c.newest.Load() {
+		c.newest.Store(t.Newest)
+	}
+	r.counted = t
 }
 
 // tellAgain is how often a failure that lasts is logged.

@@ -176,7 +176,7 @@ func (r *recorder) event(ctx context.Context) {
 				r.on.now = *done
 			}
 		}
-		if err := r.segmenter.Close(); err != nil {
+		if err := r.finish(); err != nil {
 			log.Error("the event's file cannot be finished", "error", err)
 		}
 		if r.on.now.End != nil {

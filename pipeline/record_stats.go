@@ -10,12 +10,12 @@ import (
 // RecordStats are a recorder's running totals.
 type RecordStats struct {
 	Files     uint64        // opened
-	Packets   uint64        // access units of video written
-	Bytes     uint64        // of video written
+	Packets   uint64        // access units of video in files; the fragment that is being written is not counted yet
 	Lost      uint64        // access units that the ring had passed on before they were read
+	Dropped   uint64        // access units that were read and that the disk did not take
 	Failures  uint64        // errors of the disk
 	Failing   bool          // the disk does not take the file now
-	Newest    time.Time     // of the newest access unit written; zero = none yet
+	Newest    time.Time     // of the newest of Packets; zero = none yet
 	FileBytes uint64        // written into files
 	Writes    uint64        // calls of write
 	WriteTime time.Duration // spent in them
@@ -31,7 +31,7 @@ type RecordStats struct {
 // another recorder after the first has ended.
 type RecordCounter struct {
 	// Written by the recorder's goroutine, read by any. Nothing is derived from two of them, so they need no common order.
-	files, packets, bytes, lost, failures           atomic.Uint64
+	files, packets, lost, dropped, failures         atomic.Uint64
 	fileBytes, writes, syncs                        atomic.Uint64
 	writeTime, syncTime, slowest, newest, busySince atomic.Int64
 	failing, event                                  atomic.Bool
@@ -41,7 +41,7 @@ type RecordCounter struct {
 // Stats may be called at any time from any goroutine.
 func (c *RecordCounter) Stats() RecordStats {
 	s := RecordStats{
-		Files: c.files.Load(), Packets: c.packets.Load(), Bytes: c.bytes.Load(), Lost: c.lost.Load(), Failures: c.failures.Load(),
+		Files: c.files.Load(), Packets: c.packets.Load(), Lost: c.lost.Load(), Dropped: c.dropped.Load(), Failures: c.failures.Load(),
 		Failing: c.failing.Load(), FileBytes: c.fileBytes.Load(), Writes: c.writes.Load(), WriteTime: time.Duration(c.writeTime.Load()),
 		Events: c.events.Load(), Event: c.event.Load(), Syncs: c.syncs.Load(), SyncTime: time.Duration(c.syncTime.Load()), Slowest: time.Duration(c.slowest.Load()),
 	}
@@ -52,14 +52,6 @@ func (c *RecordCounter) Stats() RecordStats {
 		s.Busy = time.Since(monotonicStart) - time.Duration(b)
 	}
 	return s
-}
-
-func (c *RecordCounter) packet(n int, pts int64) {
-	c.packets.Add(1)
-	c.bytes.Add(uint64(n))
-	if pts > c.newest.Load() {
-		c.newest.Store(pts)
-	}
 }
 
 func (c *RecordCounter) opened() {

@@ -171,7 +171,7 @@ type CameraHealth struct {
 	Recording  *bool    `json:"recording"`   // null = it is not recorded all the time
 	Reconnects uint64   `json:"reconnects"`
 	Gaps       uint64   `json:"gaps"`
-	Lost       uint64   `json:"lost"` // by the recorder
+	Lost       uint64   `json:"lost"` // by the recorder: it came too late, or the disk did not take them
 }
 
 // Health tells of every stream, sorted by key.
@@ -211,8 +211,8 @@ func (s *Site) Health() []CameraHealth {
 			continue
 		}
 		h := &list[i]
+		h.Lost += st.Record.Lost + st.Record.Dropped
 		if st.Kind == kindEvents {
-			h.Lost += st.Record.Lost
 			if bad := st.State != StateRunning || st.Record.Failing || st.Record.Busy >= silentAfter; bad && h.Problem == "" {
 				h.Problem = "its events are not recorded: " + recordProblem(st)
 			}
@@ -220,7 +220,6 @@ func (s *Site) Health() []CameraHealth {
 		}
 		good := st.State == StateRunning && !st.Record.Failing && st.Record.Busy < silentAfter && st.Record.Packets > 0
 		h.Recording = &good
-		h.Lost += st.Record.Lost
 		if !good && h.Problem == "" {
 			h.Problem = "it is not recorded: " + recordProblem(st)
 		}

@@ -208,8 +208,8 @@ func (st *stage) settle() {
 func plus(a, b pipeline.RecordStats) pipeline.RecordStats {
 	b.Files += a.Files
 	b.Packets += a.Packets
-	b.Bytes += a.Bytes
 	b.Lost += a.Lost
+	b.Dropped += a.Dropped
 	b.Failures += a.Failures
 	b.FileBytes += a.FileBytes
 	b.Writes += a.Writes
