@@ -28,6 +28,9 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 			if options.Count < 1 || options.Count > 10000 {
 				return usageError{fmt.Errorf("--count %d: want 1 to 10000", options.Count)}
 			}
+			if !(options.Loss >= 0 && options.Loss <= 1) {
+				return usageError{fmt.Errorf("--loss %v: want 0 to 1", options.Loss)}
+			}
 			if file != "" && (cmd.Flags().Changed("codec") || audio) {
 				return usageError{errors.New("--file decides the codec and the audio: leave out --codec and --audio")}
 			}
@@ -67,6 +70,7 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 	f.StringVar(&file, "file", "", "loop this clip instead of the built-in one")
 	f.StringVar(&options.Username, "username", "", "ask readers for this user name")
 	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
+	f.Float64Var(&options.Loss, "loss", 0, "part of the RTP packets over UDP that get lost, 0 to 1")
 	f.StringVar(&options.Multicast, "multicast", "", "serve multicast from this range too, for example 239.255.42.0/24")
 	return c
 }

@@ -62,6 +62,9 @@ type ServerOptions struct {
 	// MulticastPort is the first of two UDP ports for multicast; even; 0 takes a free pair.
 	MulticastPort int
 
+	// Loss is the part of the RTP packets over unicast UDP that are not sent, for tests of readers.
+	Loss float64
+
 	Username, Password string // both empty: no authentication
 
 	Publish Publisher // takes ANNOUNCE and RECORD; nil refuses them

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"strconv"
@@ -319,6 +320,10 @@ func (p *packetSender) datagrams(ctx context.Context, s *Server) error {
 	}
 	from := 0
 	for _, end := range p.packets.ends {
+		if s.o.Loss > 0 && rand.Float64() < s.o.Loss {
+			from = end
+			continue
+		}
 		if p.burst++; p.burst > udpBurst {
 			p.burst = 1
 			select {

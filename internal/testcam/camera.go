@@ -22,8 +22,9 @@ type Options struct {
 	Count  int    // 0 = 1; paths cam0, cam1, …
 	Clip   *Clip  // nil = EmbeddedClip("h264", false)
 
-	Username, Password string // both empty: no authentication
-	Multicast          string // a range such as "239.255.42.0/24"; "" refuses multicast
+	Username, Password string  // both empty: no authentication
+	Multicast          string  // a range such as "239.255.42.0/24"; "" refuses multicast
+	Loss               float64 // part of the RTP packets over UDP that get lost
 	Logger             *slog.Logger
 }
 
@@ -48,7 +49,7 @@ func Start(o Options) (*Cameras, error) {
 		}
 	}
 	server, err := rtsp.NewServer(rtsp.ServerOptions{Listen: o.Listen, Catalog: newCatalog(o.Clip, o.Count, time.Now()),
-		Username: o.Username, Password: o.Password, Multicast: o.Multicast, MaxConns: 1024 + 4*o.Count, Logger: o.Logger})
+		Username: o.Username, Password: o.Password, Multicast: o.Multicast, Loss: o.Loss, MaxConns: 1024 + 4*o.Count, Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
