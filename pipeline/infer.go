@@ -36,14 +36,23 @@ type InferOptions struct {
 	Raw                     bool             // never compress
 	SDK                     bool             // CLIENT_HELLO in the public SDKs' order
 
-	Out        io.Writer // a JSON line for each result
-	Base64     bool      // tensors as base64 of little-endian elements; else arrays of numbers
-	Count      uint64    // stop after so many results; 0 = no limit
+	Out        io.Writer // a JSON line for each result; nil = nowhere
+	Watch      *InferWatch
+	Base64     bool   // tensors as base64 of little-endian elements; else arrays of numbers
+	Count      uint64 // stop after so many results; 0 = no limit
 	Duration   time.Duration
 	WaitForKey time.Duration // see FrameSubscribeOptions
 	Device     int
 	Backoff    session.Backoff
+	Observe    func(stats func() InferStats) // called once, with what tells the counts at any time; may be nil
 	Logger     *slog.Logger
+}
+
+// InferWatch looks at the numbers of an output.
+type InferWatch struct {
+	Output string        // its name, or its role_id
+	Above  float64       // Seen is called when one of its numbers is above
+	Seen   func(float64) // with the largest; must not block
 }
 
 // InferStats count what became of the pictures.
@@ -81,6 +90,9 @@ func Infer(ctx context.Context, o InferOptions) (InferStats, error) {
 		return InferStats{}, err
 	}
 	in := &inferrer{o: o, log: o.Logger.With("key", o.Key), p: pictureSource{s: s, copier: frameCopier{device: s.Device}}}
+	if o.Observe != nil {
+		o.Observe(in.counts)
+	}
 	err = session.Redial(inner, o.Backoff, in.open, in.use, func(err error, wait time.Duration) {
 		in.log.Warn("no session with the runtime", "to", o.To, "cause", err, "again_in", wait.Round(time.Millisecond))
 	})
@@ -106,6 +118,12 @@ type inferrer struct {
 	stats InferStats
 	pause time.Time // the runtime is busy until then
 	fatal error     // what another session would not mend
+}
+
+func (in *inferrer) counts() InferStats {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.stats
 }
 
 // giveUp ends Infer with err.
@@ -294,7 +312,7 @@ func (in *inferrer) results(ctx context.Context, c *session.Client, model infere
 		}
 		if r.State == session.Delivered {
 			line, err = appendResult(line[:0], r, model, c.Codecs(), &in.o)
-			if err == nil {
+			if err == nil && in.o.Out != nil {
 				_, err = in.o.Out.Write(line)
 			}
 			if err != nil {

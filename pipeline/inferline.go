@@ -60,6 +60,11 @@ func appendResult(b []byte, o *session.Outcome, model inference.Spec, codecs []n
 				t.Name, t.Shape = out.Name, out.Shape
 			}
 		}
+		if w := io.Watch; w != nil && (w.Output == t.Name || w.Output == strconv.Itoa(int(s.RoleID))) {
+			if v := inference.Largest(s.DType, elements); v > w.Above {
+				w.Seen(v)
+			}
+		}
 		if io.Base64 {
 			t.Data = inference.AppendBase64(nil, elements)
 		} else {

@@ -26,7 +26,9 @@ type PushOptions struct {
 	// Username and Password are for RTSP servers, in place of what stands in the URL.
 	Username, Password string
 
+	WaitForKey             time.Duration // for each key at the start; 0 = not at all, negative = as long as ctx lets it
 	MinBackoff, MaxBackoff time.Duration // between two attempts; 0 = 1 s and 60 s
+	Counter                *PushCounter  // gets the counts, for others to read; may be nil
 	Logger                 *slog.Logger  // nil = slog.Default()
 }
 
@@ -69,8 +71,18 @@ func Push(ctx context.Context, o PushOptions) error {
 	if o.MaxBackoff <= 0 {
 		o.MaxBackoff = defaultMaxBackoff
 	}
+	if o.Counter == nil {
+		o.Counter = &PushCounter{}
+	}
 	catalog := &relayCatalog{o: RelayOptions{RuntimeDir: o.RuntimeDir, Keys: o.Keys, Logger: o.Logger}}
 	for _, key := range o.Keys {
+		if o.WaitForKey != 0 {
+			if err := awaitPublisher(ctx, o, key); ctx.Err() != nil {
+				return nil
+			} else if err != nil {
+				return fmt.Errorf("push: %w", err)
+			}
+		}
 		if _, err := catalog.Tracks(key); err != nil {
 			return fmt.Errorf("push: %w", err)
 		}
@@ -83,6 +95,16 @@ func Push(ctx context.Context, o PushOptions) error {
 	return nil
 }
 
+// awaitPublisher waits until a key is published, and for its audio as long as ingest needs to publish that too.
+func awaitPublisher(ctx context.Context, o PushOptions, key string) error {
+	sub, err := Subscribe(ctx, SubscribeOptions{RuntimeDir: o.RuntimeDir, Key: key, Name: "push", WaitForKey: o.WaitForKey, Logger: o.Logger})
+	if err != nil {
+		return err
+	}
+	pause(ctx, audioGrace)
+	return sub.Close()
+}
+
 // pushKey keeps one key connected.
 func pushKey(ctx context.Context, o PushOptions, catalog *relayCatalog, key string) {
 	target := strings.ReplaceAll(o.URL, keyPlaceholder, key)
@@ -91,6 +113,7 @@ func pushKey(ctx context.Context, o PushOptions, catalog *relayCatalog, key stri
 	for {
 		begin := time.Now()
 		err := pushOnce(ctx, o, catalog, key, target, log)
+		o.Counter.failed(err)
 		if ctx.Err() != nil {
 			return
 		}
@@ -112,13 +135,33 @@ func pushOnce(ctx context.Context, o PushOptions, catalog *relayCatalog, key, ta
 	if err != nil {
 		return err
 	}
+	up := false
+	started := func(more ...any) {
+		up = true
+		o.Counter.connected(1)
+		log.Info("push: connected", more...)
+	}
+	defer func() {
+		if up {
+			o.Counter.connected(-1)
+		}
+	}()
 	if scheme, _, _ := strings.Cut(target, "://"); scheme == "rtsp" || scheme == "rtsps" {
 		return rtsp.Push(ctx, rtsp.PushOptions{
 			URL: target, Username: o.Username, Password: o.Password, Tracks: tracks, Timeout: pushTimeout,
-			OnStart: func() { log.Info("push: connected") },
-		}, func() (rtsp.StreamReader, error) { return catalog.open(key, tracks) })
+			OnStart: func() { started() },
+		}, func() (rtsp.StreamReader, error) { return o.open(catalog, key, tracks) })
 	}
-	return pushURL(ctx, catalog, key, target, tracks, log)
+	return pushURL(ctx, o, catalog, key, target, tracks, log, started)
+}
+
+// open reads all tracks, and counts.
+func (o PushOptions) open(catalog *relayCatalog, key string, tracks []media.Track) (rtsp.StreamReader, error) {
+	r, err := catalog.open(key, tracks)
+	if err != nil {
+		return nil, err
+	}
+	return &countedReader{StreamReader: r, c: o.Counter}, nil
 }
 
 // open reads all tracks.
@@ -140,7 +183,7 @@ func containerFor(target string) mux.Format {
 }
 
 // pushURL sends one connection's worth through FFmpeg.
-func pushURL(ctx context.Context, catalog *relayCatalog, key, target string, tracks []media.Track, log *slog.Logger) error {
+func pushURL(ctx context.Context, o PushOptions, catalog *relayCatalog, key, target string, tracks []media.Track, log *slog.Logger, started func(...any)) error {
 	if tracks[0].Kind != media.Video {
 		return fmt.Errorf("%w: a key without video can be pushed to an RTSP server alone", media.ErrUnsupported)
 	}
@@ -158,12 +201,12 @@ func pushURL(ctx context.Context, catalog *relayCatalog, key, target string, tra
 		return err
 	}
 	defer out.Close()
-	reader, err := catalog.open(key, tracks)
+	reader, err := o.open(catalog, key, tracks)
 	if err != nil {
 		return err
 	}
 	defer reader.Close()
-	log.Info("push: connected", "format", format)
+	started("format", format)
 
 	first, err := reader.Next(ctx, mux.VideoTrack)
 	if err != nil {

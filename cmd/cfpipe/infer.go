@@ -3,14 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
 	"github.com/cfpipe/cfpipe/pipeline"
 )
@@ -89,28 +86,8 @@ func (i *inferOptions) resolve() error {
 	if i.To == "" {
 		return usageError{errors.New("--to is missing: nnrps://host:port of the runtime")}
 	}
-	if _, _, err := quictransport.ParseURL(i.To); err != nil {
-		return usageError{err}
-	}
-	var err error
-	if i.Size != "" {
-		w, h, ok := strings.Cut(i.Size, "x")
-		if i.Format.Width, err = strconv.Atoi(w); ok && err == nil {
-			i.Format.Height, err = strconv.Atoi(h)
-		}
-		if !ok || err != nil || i.Format.Width < 1 || i.Format.Height < 1 || i.Format.Width > 65535 || i.Format.Height > 65535 {
-			return usageError{fmt.Errorf("--size %q: want WxH, such as 640x640", i.Size)}
-		}
-	}
-	if i.DTypeIsSet = i.DType != ""; i.DTypeIsSet {
-		if i.Format.DType, err = nnrp.ParseDType(i.DType); err != nil {
-			return usageError{fmt.Errorf("--dtype: %w", err)}
-		}
-	}
-	if i.LayoutIsSet = i.Layout != ""; i.LayoutIsSet {
-		if i.Format.Layout, err = nnrp.ParseLayout(i.Layout); err != nil {
-			return usageError{fmt.Errorf("--layout: %w", err)}
-		}
+	if err := i.SetFormat(i.Size, i.DType, i.Layout); err != nil {
+		return usageError{fmt.Errorf("--%w", err)}
 	}
 	switch i.Tensors {
 	case "numbers":
@@ -119,13 +96,11 @@ func (i *inferOptions) resolve() error {
 	default:
 		return usageError{fmt.Errorf("--tensors %q: want numbers or base64", i.Tensors)}
 	}
-	switch {
-	case i.Format.Channels != 0 && i.Format.Channels != 1 && i.Format.Channels != 3:
-		return usageError{errors.New("--channels: want 1 or 3")}
-	case i.FPS < 0 || i.Tile < 0 || i.Tile > 65535 || i.Threshold < 0 || i.Duration < 0 || i.InFlight < 1:
-		return usageError{errors.New("a flag is out of range: --fps, --tile, --threshold and --duration are not negative, --in-flight is at least 1")}
-	case i.Latency < time.Millisecond || i.Latency > 65*time.Second:
-		return usageError{errors.New("--latency: want 1ms to 65s")}
+	if i.Duration < 0 {
+		return usageError{errors.New("--duration is negative")}
+	}
+	if err := i.Check(); err != nil {
+		return usageError{fmt.Errorf("--%w", err)}
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func newRunCommand(o *globalOptions) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run FILE",
 		Short: "Run a site: many cameras and what is done with them, from one file",
-		Long: `Run starts what a YAML file asks for, cameras, their recordings, a relay, and keeps it running. The stages are those of the other commands
+		Long: `Run starts what a YAML file asks for, cameras, their recordings and events, inference, pushes, a relay, and keeps it running. The stages are those of the other commands
 and are connected by rings alone; one that fails is started again after a pause that grows from 1 s to a minute, and touches no other.
 All run in this process unless the file says "isolation: process" for one.
 
@@ -51,6 +51,7 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			av.SetLogger(o.Logger)
+			quietQUIC()
 			switch {
 			case schema:
 				_, err := cmd.OutOrStdout().Write(sites.Schema())

@@ -29,6 +29,12 @@ type Trust struct {
 	ServerName  string // to check in the certificate instead of the URL's host
 }
 
+// Check says whether the certificates can be read and the fingerprint can be one.
+func (t *Trust) Check() error {
+	_, err := t.tls("")
+	return err
+}
+
 func (t *Trust) tls(host string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{nnrp.ALPN}, ServerName: host}
 	if t.ServerName != "" {

@@ -42,6 +42,17 @@ func AppendNumbers(b []byte, d nnrp.DType, elements []byte) []byte {
 	return b
 }
 
+// Largest returns the largest of the elements that is a number, minus infinity when there is none.
+func Largest(d nnrp.DType, elements []byte) float64 {
+	most, e := math.Inf(-1), d.Size()
+	for i := 0; i+e <= len(elements); i += e {
+		if v, _ := number(d, elements[i:]); v > most {
+			most = v
+		}
+	}
+	return most
+}
+
 // AppendBase64 adds the elements' bytes as a JSON string.
 func AppendBase64(b, elements []byte) []byte {
 	b = append(b, '"')

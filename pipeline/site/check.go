@@ -162,6 +162,12 @@ func (d *decoder) checkStream(key, path string, s *Stream) {
 			d.complain(path+".events", "record has on_event already: want one of them")
 		}
 	}
+	if s.Infer != nil {
+		d.checkInfer(key, path+".infer", s)
+	}
+	if s.Push != nil {
+		d.checkPush(key, path+".push", s.Push)
+	}
 }
 
 // isSet says whether a field stands in the file, for the camera or for all.
@@ -216,16 +222,16 @@ func (d *decoder) checkNames(c *Config) {
 			taken[k] = s.path
 		}
 	}
-	for _, r := range c.recordings() {
-		p, err := mux.ParsePattern(r.Out, r.key)
+	for _, f := range c.fileSets() {
+		p, err := mux.ParsePattern(f.out, f.key)
 		if err != nil {
 			continue
 		}
 		name := p.Name(at)
 		if other, ok := outs[name]; ok {
-			d.complain(r.path+".out", "it names the same files as %s: use %%{key} in it", other)
+			d.complain(f.path, "it names the same files as %s: use %%{key} in it", other)
 		}
-		outs[name] = r.path + ".out"
+		outs[name] = f.path
 	}
 }
 

@@ -56,6 +56,55 @@ type Stream struct {
 	Isolation    string   `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives ingest (and decode) a process of its own."`
 	Record       *Record  `yaml:"record" doc:"Record it into files; off leaves out what defaults say."`
 	Events       *Record  `yaml:"events" doc:"Record events as well, into files of their own: the fields of record, with on_event."`
+	Infer        *Infer   `yaml:"infer" doc:"Send its pictures to an inference runtime; it needs decode."`
+	Push         *Push    `yaml:"push" doc:"Send it to another server."`
+}
+
+// Infer is the way of a stream's pictures to an inference runtime.
+type Infer struct {
+	To          string   `yaml:"to" doc:"The runtime, nnrps://host:port."`
+	Token       string   `yaml:"token" secret:"true" doc:"Token for the runtime, as ${VARIABLE} only."`
+	TokenFile   string   `yaml:"token_file" doc:"File that holds the token."`
+	CA          string   `yaml:"ca" doc:"PEM file with the CA of the runtime's certificate, or the certificate itself."`
+	Fingerprint string   `yaml:"fingerprint" doc:"SHA-256 of the runtime's certificate."`
+	ServerName  string   `yaml:"server_name" doc:"Name to expect in the certificate; the host of to where it is not set."`
+	Model       string   `yaml:"model" doc:"The model that the runtime must have."`
+	Size        string   `yaml:"size" doc:"WxH of the tensor; what the model takes where it is not set, else the camera's."`
+	DType       string   `yaml:"dtype" doc:"uint8, int8, uint16, fp16 or fp32; what the model takes where it is not set."`
+	Layout      string   `yaml:"layout" doc:"nhwc or nchw; what the model takes where it is not set."`
+	Channels    int      `yaml:"channels" enum:"0|1|3" default:"0" doc:"1 for luma, 3 for RGB; 0 = what the model takes."`
+	FPS         float64  `yaml:"fps" min:"0" max:"1000" default:"0" doc:"At most so many pictures a second; 0 = as fast as results come."`
+	InFlight    int      `yaml:"in_flight" min:"1" max:"256" default:"2" doc:"Pictures under way at a time."`
+	Latency     Duration `yaml:"latency" default:"1s" doc:"Budget of a picture; a later result is not waited for."`
+	Tile        int      `yaml:"tile" min:"0" max:"65535" default:"0" doc:"Send only what has changed, in tiles of so many pixels a side; 0 = whole pictures."`
+	Threshold   int      `yaml:"threshold" min:"0" max:"255" default:"2" doc:"tile: mean difference from which a tile counts as changed."`
+	Raw         bool     `yaml:"raw" default:"false" doc:"Do not compress."`
+	SDKHello    bool     `yaml:"sdk_hello" default:"false" doc:"Send CLIENT_HELLO in the public SDKs' order."`
+	Device      int      `yaml:"device" min:"0" max:"255" default:"0" doc:"GPU on which frames in GPU memory are read."`
+	Tensors     string   `yaml:"tensors" enum:"numbers|base64" default:"numbers" doc:"How tensors are written: base64 is of little-endian elements."`
+
+	Results     string     `yaml:"results" doc:"Name of the files for the results, a JSON line each: strftime conversions and %{key}. A new file begins when the name changes. Without it no result is kept."`
+	ResultsSize Size       `yaml:"results_size" min:"65536" max:"1099511627776" default:"100MiB" doc:"A new file begins at this size as well."`
+	Retention   *Retention `yaml:"retention" doc:"Bounds of the results' files."`
+	Trigger     *Rule      `yaml:"trigger" doc:"Results that trigger the recording of an event."`
+	Isolation   string     `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives it a process of its own."`
+}
+
+// Rule says which results are events.
+type Rule struct {
+	Output string   `yaml:"output" doc:"Output of the model, by name or role_id, such as luma_difference of the engine motion."`
+	Above  float64  `yaml:"above" default:"0" doc:"A result triggers when one of the output's numbers is above."`
+	For    Duration `yaml:"for" default:"0s" doc:"How long each trigger lasts; the recording's post comes on top. More results prolong it."`
+}
+
+// Push is the sending of a stream to another server.
+type Push struct {
+	To           string `yaml:"to" doc:"rtsp:// URL, or another output of FFmpeg; %{key} stands for the key. A secret in it must come from ${VARIABLE}."`
+	ToFile       string `yaml:"to_file" doc:"File that holds the URL, where all of it is a secret."`
+	Username     string `yaml:"username" doc:"RTSP: user name."`
+	Password     string `yaml:"password" secret:"true" doc:"RTSP: password, as ${VARIABLE} only."`
+	PasswordFile string `yaml:"password_file" doc:"RTSP: file that holds the password."`
+	Isolation    string `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives it a process of its own."`
 }
 
 // Record is the recording of a stream.
@@ -138,13 +187,22 @@ func fresh(v any) any {
 		return &HTTP{Listen: "127.0.0.1:9464"}
 	case *Retention:
 		return &Retention{}
+	case *Infer:
+		return &Infer{InFlight: 2, Latency: Duration(time.Second), Threshold: 2, Tensors: "numbers", ResultsSize: 100 << 20, Isolation: "none"}
+	case *Rule:
+		return &Rule{}
+	case *Push:
+		return &Push{Isolation: "none"}
 	}
 	return nil
 }
 
 // clone copies a stream so that nothing is shared.
 func (s Stream) clone() Stream {
-	s.Record, s.Events = s.Record.clone(), s.Events.clone()
+	s.Record, s.Events, s.Push, s.Infer = s.Record.clone(), s.Events.clone(), copied(s.Push), copied(s.Infer)
+	if s.Infer != nil {
+		s.Infer.Retention, s.Infer.Trigger = copied(s.Infer.Retention), copied(s.Infer.Trigger)
+	}
 	return s
 }
 
@@ -205,9 +263,6 @@ type recording struct {
 	*Record
 }
 
-// id is that of its stage.
-func (r recording) id() string { return r.kind + " " + r.key }
-
 // recordings returns those of all enabled streams in order of their keys.
 func (c *Config) recordings() (all []recording) {
 	for _, s := range c.streams() {
@@ -223,6 +278,34 @@ func (c *Config) recordings() (all []recording) {
 		}
 	}
 	slices.SortFunc(all, func(a, b recording) int { return cmp.Or(cmp.Compare(a.key, b.key), -cmp.Compare(a.kind, b.kind)) })
+	return all
+}
+
+// fileSet is what a stage writes files by: a recording, or the results of an inference.
+type fileSet struct {
+	kind, key, path, out string // path is where the pattern out stands in the file
+	keep                 Retention
+}
+
+// id is that of its stage.
+func (f fileSet) id() string { return stageID(f.kind, f.key) }
+
+// fileSets returns those of all enabled streams.
+func (c *Config) fileSets() (all []fileSet) {
+	add := func(f fileSet, keep *Retention) {
+		if keep != nil {
+			f.keep = *keep
+		}
+		all = append(all, f)
+	}
+	for _, r := range c.recordings() {
+		add(fileSet{kind: r.kind, key: r.key, path: r.path + ".out", out: r.Out}, r.Retention)
+	}
+	for _, s := range c.streams() {
+		if s.Infer != nil && s.Infer.Results != "" {
+			add(fileSet{kind: kindInfer, key: s.key, path: s.path + ".infer.results", out: s.Infer.Results}, s.Infer.Retention)
+		}
+	}
 	return all
 }
 

@@ -2,6 +2,7 @@ package site
 
 import (
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/nnrp/quictransport"
 )
 
 const referenceBegin, referenceEnd = "<!-- reference: begin -->\n", "<!-- reference: end -->"
@@ -98,9 +100,13 @@ func TestDocs(t *testing.T) {
 		for _, f := range []string{"password", "token"} {
 			require.NoError(t, os.WriteFile(filepath.Join(dir, f), []byte("0123456789abcdef\n"), 0o600))
 		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "url"), []byte("rtmp://a.example/live2/the-stream-key\n"), 0o600))
+		cert, err := quictransport.SelfSigned()
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}), 0o600))
 		text = strings.ReplaceAll(text, "/etc/cfpipe/", dir+"/")
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "site.yaml"), []byte(text), 0o600))
-		_, err := Load(filepath.Join(dir, "site.yaml"))
+		_, err = Load(filepath.Join(dir, "site.yaml"))
 		require.NoError(t, err, text)
 		examples++
 	}
@@ -112,6 +118,7 @@ func TestDefaults(t *testing.T) {
 	values := map[reflect.Type]any{
 		reflect.TypeFor[Stream](): defaultStream(), reflect.TypeFor[Record](): *defaultRecord(),
 		reflect.TypeFor[Relay](): *fresh(&Relay{}).(*Relay), reflect.TypeFor[HTTP](): *fresh(&HTTP{}).(*HTTP),
+		reflect.TypeFor[Infer](): *fresh(&Infer{}).(*Infer), reflect.TypeFor[Rule](): *fresh(&Rule{}).(*Rule), reflect.TypeFor[Push](): *fresh(&Push{}).(*Push),
 	}
 	for typ, value := range values {
 		for i := range typ.NumField() {

@@ -72,11 +72,26 @@ var (
 	eventFree      = metric("event_free_bytes", "Space left where the files are written.", "key")
 	eventKeptBytes = metric("event_recordings_bytes", "Finished files that retention counts.", "key")
 	eventKeptFiles = metric("event_recordings_files", "Finished files that retention counts.", "key")
+
+	inferSent      = metric("infer_sent_total", "Pictures sent to the runtime.", "key")
+	inferResults   = metric("infer_results_total", "Results that came back.", "key")
+	inferLost      = metric("infer_unanswered_total", "Pictures without a result.", "key", "because")
+	inferSessions  = metric("infer_sessions_total", "Sessions with the runtime.", "key")
+	inferUnwritten = metric("infer_unwritten_total", "Results that the disk did not take.", "key")
+	inferTriggers  = metric("infer_triggers_total", "Triggers that recorders took.", "key")
+	inferFree      = metric("infer_free_bytes", "Space left where the results are written.", "key")
+	inferKeptBytes = metric("infer_results_kept_bytes", "Finished files of results that retention counts.", "key")
+	inferKeptFiles = metric("infer_results_kept_files", "Finished files of results that retention counts.", "key")
+	pushConnected  = metric("push_connected", "1 while the stream is sent.", "key")
+	pushConnects   = metric("push_connects_total", "Connections that were made.", "key")
+	pushPackets    = metric("push_packets_total", "Packets sent, of all tracks.", "key")
+	pushBytes      = metric("push_bytes_total", "Bytes sent.", "key")
 )
 
 // keptMetrics are those of the files that a kind of stage writes.
 var keptMetrics = map[string]struct{ free, bytes, files *prometheus.Desc }{
 	kindRecord: {recordFree, keptBytes, keptFiles}, kindEvents: {eventFree, eventKeptBytes, eventKeptFiles},
+	kindInfer: {inferFree, inferKeptBytes, inferKeptFiles},
 }
 
 // Describe implements prometheus.Collector: what there is depends on the configuration, so nothing is promised.
@@ -103,6 +118,12 @@ func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
 			e.record(s.Key, *s.Record)
 		case kindEvents:
 			e.events(s.Key, *s.Record)
+		}
+		if s.Infer != nil {
+			e.infer(s.Key, *s.Infer)
+		}
+		if s.Push != nil {
+			e.push(s.Key, *s.Push)
 		}
 	}
 	for _, k := range c.site.keeper.kept() {
@@ -199,6 +220,24 @@ func (e emitter) events(key string, s pipeline.RecordStats) {
 	e.count(eventLost, s.Lost, key)
 	e.count(eventFailures, s.Failures, key)
 	e.gauge(eventFailing, bit(s.Failing), key)
+}
+
+func (e emitter) infer(key string, s InferStats) {
+	e.count(inferSent, s.Sent, key)
+	e.count(inferResults, s.Results, key)
+	e.count(inferLost, s.Dropped, key, "dropped")
+	e.count(inferLost, s.Expired, key, "expired")
+	e.count(inferLost, s.Refused, key, "refused")
+	e.count(inferSessions, s.Sessions, key)
+	e.count(inferUnwritten, s.Unwritten, key)
+	e.count(inferTriggers, s.Triggers, key)
+}
+
+func (e emitter) push(key string, s pipeline.PushStats) {
+	e.gauge(pushConnected, bit(s.Connections > 0), key)
+	e.count(pushConnects, s.Connects, key)
+	e.count(pushPackets, s.Packets, key)
+	e.count(pushBytes, s.Bytes, key)
 }
 
 func (e emitter) publisher(k pipeline.KeyStatus) {

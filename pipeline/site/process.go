@@ -109,7 +109,7 @@ func (st *stage) follow(r io.Reader) (end report) {
 			st.finished(*rep.Segment)
 		}
 		st.mu.Lock()
-		if rep.Ingest != nil || rep.Record != nil {
+		if rep.Ingest != nil || rep.Record != nil || rep.Infer != nil || rep.Push != nil {
 			st.last = rep
 		}
 		st.last.Clean = rep.Clean

@@ -19,6 +19,8 @@ const (
 	keepPace = 2 * time.Second
 	// rescanAfter is when the folders are read again: files that others have removed or added are seen then.
 	rescanAfter = time.Hour
+	// resultsRescan is the same for the files of results, of which there are few, and which are not told of.
+	resultsRescan = time.Minute
 )
 
 // keeper removes the oldest recordings when there are more than the bounds allow. It knows each camera's total and its oldest files; the
@@ -59,19 +61,16 @@ func (k *keeper) adopt() {
 		k.site = *c.Retention
 	}
 	ledgers := map[string]*ledger{}
-	for _, r := range c.recordings() {
-		p, err := mux.ParsePattern(r.Out, r.key)
+	for _, r := range c.fileSets() {
+		p, err := mux.ParsePattern(r.out, r.key)
 		if err != nil {
 			continue // checked by Load
 		}
 		l := k.ledgers[r.id()]
-		if l == nil || l.out != r.Out {
-			l = &ledger{kind: r.kind, key: r.key, out: r.Out, files: p.Files()}
+		if l == nil || l.out != r.out {
+			l = &ledger{kind: r.kind, key: r.key, out: r.out, files: p.Files()}
 		}
-		l.keep = Retention{}
-		if r.Retention != nil {
-			l.keep = *r.Retention
-		}
+		l.keep = r.keep
 		ledgers[r.id()] = l
 	}
 	for _, l := range ledgers {
@@ -93,7 +92,7 @@ func (k *keeper) finished(s Segment) {
 	if s.Event != nil {
 		kind = kindEvents
 	}
-	if l := k.ledgers[recording{kind: kind, key: s.Key}.id()]; l != nil {
+	if l := k.ledgers[stageID(kind, s.Key)]; l != nil {
 		l.add(keptFile{path: filepath.Clean(s.Path), size: s.Bytes, at: time.Now()})
 	}
 }
@@ -126,7 +125,7 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 	k.adopt()
 	ledgers, site := k.list()
 	for _, l := range ledgers {
-		if l.scanned.IsZero() || now.Sub(l.scanned) > rescanAfter || now.Before(l.scanned) {
+		if l.scanned.IsZero() || now.Sub(l.scanned) > l.rescan() || now.Before(l.scanned) {
 			k.scan(ctx, l)
 		}
 	}
@@ -196,6 +195,13 @@ func (k *keeper) makeRoom(ledgers []*ledger, want Size, drop func(string, []*led
 			return
 		}
 	}
+}
+
+func (l *ledger) rescan() time.Duration {
+	if l.kind == kindInfer {
+		return resultsRescan
+	}
+	return rescanAfter
 }
 
 func (k *keeper) total(ledgers []*ledger) (sum int64) {

@@ -3,6 +3,7 @@ package site
 import (
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -64,6 +65,12 @@ func (d *decoder) scalar(f reflect.Value, sf reflect.StructField, n ast.Node, pa
 		}
 		*p = v
 		return inBounds(int64(v), text, sf)
+	case *float64:
+		v, err := strconv.ParseFloat(text, 64)
+		if lo, hi := floatBounds(sf); err != nil || !(v >= lo && v <= hi) { // NaN is no number
+			return fmt.Errorf("%.60q: want a number%s", text, bounds(sf))
+		}
+		*p = v
 	case *Size:
 		v, err := ParseSize(text)
 		if err != nil {
@@ -121,6 +128,17 @@ func bounds(sf reflect.StructField) string {
 		return ""
 	}
 	return " from " + lo + " to " + hi
+}
+
+func floatBounds(sf reflect.StructField) (lo, hi float64) {
+	lo, hi = -math.MaxFloat64, math.MaxFloat64
+	if v, err := strconv.ParseFloat(sf.Tag.Get("min"), 64); err == nil {
+		lo = v
+	}
+	if v, err := strconv.ParseFloat(sf.Tag.Get("max"), 64); err == nil {
+		hi = v
+	}
+	return lo, hi
 }
 
 func inBounds(v int64, text string, sf reflect.StructField) error {

@@ -66,6 +66,12 @@ func fieldSchema(f reflect.StructField) map[string]any {
 		return map[string]any{"type": "array", "items": map[string]any{"type": "string"}}
 	case t.Kind() == reflect.Bool:
 		return map[string]any{"anyOf": []any{map[string]any{"type": "boolean"}, variable}}
+	case t.Kind() == reflect.Float64:
+		number := map[string]any{"type": "number"}
+		if f.Tag.Get("min") != "" {
+			number["minimum"], number["maximum"] = floatBounds(f)
+		}
+		return map[string]any{"anyOf": []any{number, variable}}
 	case t.Kind() == reflect.Int:
 		number := map[string]any{"type": "integer"}
 		if v, err := strconv.Atoi(f.Tag.Get("min")); err == nil {

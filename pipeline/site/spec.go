@@ -8,6 +8,7 @@ import (
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/nnrp/quictransport"
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
@@ -17,6 +18,8 @@ const (
 	kindRecord = "record"
 	kindEvents = "events" // a recorder on events
 	kindRelay  = "relay"
+	kindInfer  = "infer"
+	kindPush   = "push"
 )
 
 // spec is all that a stage needs to run, in this process or in one of its own. It holds passwords: it is never logged, and goes to a
@@ -30,14 +33,18 @@ type spec struct {
 	Stream     *Stream `json:",omitempty"`
 	Record     *Record `json:",omitempty"`
 	Relay      *Relay  `json:",omitempty"`
+	Infer      *Infer  `json:",omitempty"`
+	Push       *Push   `json:",omitempty"`
 }
 
 // id names the stage within a site.
-func (s spec) id() string {
-	if s.Key == "" {
-		return s.Kind
+func (s spec) id() string { return stageID(s.Kind, s.Key) }
+
+func stageID(kind, key string) string {
+	if key == "" {
+		return kind
 	}
-	return s.Kind + " " + s.Key
+	return kind + " " + key
 }
 
 // fingerprint tells whether two specs ask for the same.
@@ -56,9 +63,23 @@ func (c *Config) specs(runtimeDir, group string) []spec {
 		base := spec{Key: s.key, RuntimeDir: runtimeDir, Group: group}
 		in := base
 		stream := *s.Stream
-		stream.Record, stream.Events = nil, nil // other stages'
+		stream.Record, stream.Events, stream.Infer, stream.Push = nil, nil, nil, nil // other stages'
 		in.Kind, in.Stream, in.Isolated = kindIngest, &stream, s.Isolation == "process"
 		ingests = append(ingests, in)
+	}
+	for _, s := range c.streams() {
+		base := spec{Key: s.key, RuntimeDir: runtimeDir, Group: group}
+		if s.Infer != nil {
+			x, infer := base, copied(s.Infer)
+			infer.Retention = nil // the keeper's
+			x.Kind, x.Infer, x.Isolated = kindInfer, infer, infer.Isolation == "process"
+			readers = append(readers, x)
+		}
+		if s.Push != nil {
+			x := base
+			x.Kind, x.Push, x.Isolated = kindPush, s.Push, s.Push.Isolation == "process"
+			readers = append(readers, x)
+		}
 	}
 	for _, x := range c.recordings() {
 		record := *x.Record
@@ -126,5 +147,25 @@ func (s spec) relayOptions(log *slog.Logger) pipeline.RelayOptions {
 	r := s.Relay
 	return pipeline.RelayOptions{
 		RuntimeDir: s.RuntimeDir, Keys: r.Keys, Listen: r.Listen, RTPPort: r.RTPPort, Multicast: r.Multicast, Username: r.Username, Password: r.Password, Logger: log,
+	}
+}
+
+// inferOptions are those of an inference, without its tensor's form and without an output.
+func (s spec) inferOptions(log *slog.Logger) pipeline.InferOptions {
+	i := s.Infer
+	o := pipeline.InferOptions{
+		RuntimeDir: s.RuntimeDir, Key: s.Key, To: i.To, Token: []byte(i.Token), Model: i.Model, FPS: i.FPS, InFlight: i.InFlight,
+		Trust:   quictransport.Trust{CAFile: i.CA, Fingerprint: i.Fingerprint, ServerName: i.ServerName},
+		Latency: time.Duration(i.Latency), Tile: i.Tile, Threshold: i.Threshold, Raw: i.Raw, SDK: i.SDKHello, Device: i.Device,
+		Base64: i.Tensors == "base64", WaitForKey: -1, Logger: log,
+	}
+	o.Format.Channels = i.Channels
+	return o
+}
+
+func (s spec) pushOptions(log *slog.Logger) pipeline.PushOptions {
+	p := s.Push
+	return pipeline.PushOptions{
+		RuntimeDir: s.RuntimeDir, Keys: []string{s.Key}, URL: p.To, Username: p.Username, Password: p.Password, WaitForKey: -1, Logger: log,
 	}
 }

@@ -43,6 +43,8 @@ type report struct {
 	Ingest  *pipeline.IngestStats `json:",omitempty"`
 	Decode  *pipeline.DecodeStats `json:",omitempty"`
 	Record  *pipeline.RecordStats `json:",omitempty"`
+	Infer   *InferStats           `json:",omitempty"`
+	Push    *pipeline.PushStats   `json:",omitempty"`
 	Segment *Segment              `json:",omitempty"`
 	Error   string                `json:",omitempty"` // why it has ended
 	Ended   bool                  `json:",omitempty"` // by itself: there is no more to do
@@ -276,6 +278,16 @@ func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, pro
 			return report{Record: &st}
 		})
 		return pipeline.Record(ctx, o)
+	case kindInfer:
+		return runInfer(ctx, s, log, probe)
+	case kindPush:
+		o := s.pushOptions(log)
+		o.Counter = &pipeline.PushCounter{}
+		probe(func() report {
+			st := o.Counter.Stats()
+			return report{Push: &st}
+		})
+		return pipeline.Push(ctx, o)
 	case kindRelay:
 		probe(func() report { return report{} })
 		return pipeline.Relay(ctx, s.relayOptions(log))

@@ -28,6 +28,8 @@ type StageStatus struct {
 	Ingest    *pipeline.IngestStats `json:"ingest,omitempty"`
 	Decode    *pipeline.DecodeStats `json:"decode,omitempty"`
 	Record    *pipeline.RecordStats `json:"record,omitempty"`
+	Infer     *InferStats           `json:"infer,omitempty"`
+	Push      *pipeline.PushStats   `json:"push,omitempty"`
 }
 
 // Status may be called at any time from any goroutine.
@@ -50,7 +52,7 @@ func (st *stage) status() StageStatus {
 	if st.probe != nil {
 		r = st.probe()
 	}
-	s.Ingest, s.Decode = r.Ingest, r.Decode
+	s.Ingest, s.Decode, s.Infer, s.Push = r.Ingest, r.Decode, r.Infer, r.Push
 	if st.Kind == kindRecord || st.Kind == kindEvents {
 		sum := st.past
 		if r.Record != nil {

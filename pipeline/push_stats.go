@@ -1,0 +1,68 @@
+package pipeline
+
+import (
+	"context"
+	"sync"
+
+	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/rtsp"
+)
+
+// PushStats are the running totals of a Push over all its keys.
+type PushStats struct {
+	Connections int    // that stand now
+	Connects    uint64 // connections that were made
+	Packets     uint64 // of all tracks, handed to them
+	Bytes       uint64
+	LastError   string // why the last one ended or was not made; without credentials
+}
+
+// PushCounter is where a running Push leaves its counts. The zero value is ready.
+type PushCounter struct {
+	mu sync.Mutex
+	s  PushStats
+}
+
+// Stats may be called at any time from any goroutine.
+func (c *PushCounter) Stats() PushStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.s
+}
+
+// connected counts a connection that begins (1) or ends (-1).
+func (c *PushCounter) connected(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.Connections += n
+	if n > 0 {
+		c.s.Connects++
+	}
+}
+
+func (c *PushCounter) failed(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		c.s.LastError = av.Mask(err.Error())
+	}
+}
+
+// countedReader counts what is handed out.
+type countedReader struct {
+	rtsp.StreamReader
+	c *PushCounter
+}
+
+// Next implements rtsp.StreamReader.
+func (r *countedReader) Next(ctx context.Context, track int) (media.Packet, error) {
+	p, err := r.StreamReader.Next(ctx, track)
+	if err == nil {
+		r.c.mu.Lock()
+		r.c.s.Packets++
+		r.c.s.Bytes += uint64(len(p.Data))
+		r.c.mu.Unlock()
+	}
+	return p, err
+}
