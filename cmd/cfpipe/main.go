@@ -16,6 +16,7 @@ import (
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
+	"github.com/cfpipe/cfpipe/pipeline/recordings"
 )
 
 // version is set by scripts/setup.
@@ -69,6 +70,7 @@ func exitStatus(err error) int {
 	var key *framering.KeyError
 	var absent *pipeline.NoKeyError
 	var unwritten *mux.WriteError
+	var output *recordings.OutputError
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), outputClosed(err):
 		return exitDone
@@ -76,7 +78,7 @@ func exitStatus(err error) int {
 		return exitUsage
 	case errors.As(err, &absent) && absent.Waited > 0:
 		return exitTimeout
-	case errors.As(err, &unwritten): // a folder that cannot be made is no missing input
+	case errors.As(err, &unwritten), errors.As(err, &output): // a folder that cannot be made is no missing input
 		return exitFailed
 	case errors.Is(err, os.ErrNotExist):
 		return exitNotFound

@@ -65,6 +65,7 @@ func newRootCommand() *cobra.Command {
 		newNNRPCommand(o),
 		newPacketsCommand(o),
 		newRecordCommand(o),
+		newRecordingsCommand(o),
 		newTestcamCommand(o),
 		newTopCommand(o),
 		newRelayCommand(o),

@@ -309,3 +309,31 @@ func (f *File) update() {
 	x.Lost = f.Lost
 	*f = x
 }
+
+// Name is what a file of this place is called within it; ok is false for one that is not of this place.
+func (p *Place) Name(path string) (name string, ok bool) {
+	rel, err := filepath.Rel(p.Dir, path)
+	return filepath.ToSlash(rel), err == nil && filepath.IsLocal(rel) && p.has(path)
+}
+
+// Open opens a file of this place by its Name. No link leads out of the place, and the file itself is none.
+func (p *Place) Open(name string) (*os.File, error) {
+	name = filepath.FromSlash(name)
+	if !filepath.IsLocal(name) || !p.has(filepath.Join(p.Dir, name)) {
+		return nil, fs.ErrNotExist
+	}
+	root, err := os.OpenRoot(p.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	f, err := (&found{root: root, name: name}).open()
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		f.Close()
+		return nil, fs.ErrNotExist
+	}
+	return f, nil
+}

@@ -330,3 +330,10 @@ func null(n int64) any {
 	}
 	return n
 }
+
+// Has says whether the index knows a file as one of key.
+func (x *Index) Has(ctx context.Context, key, path string) (bool, error) {
+	var n int
+	err := x.db.QueryRowContext(ctx, "SELECT count(*) FROM files WHERE path = ? AND key = ?", path, key).Scan(&n)
+	return n > 0, x.failed("look up", err)
+}

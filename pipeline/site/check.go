@@ -86,6 +86,7 @@ func (d *decoder) check(c *Config) {
 		}
 	}
 	d.checkNames(c)
+	d.checkIndex(c)
 	if c.Group != "" {
 		if _, err := framering.GroupID(c.Group); err != nil {
 			d.complain("group", "%w", err)

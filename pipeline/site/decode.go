@@ -56,7 +56,7 @@ type decoder struct {
 	errs    []error
 }
 
-// parse reads the text of a site file. The error joins *FieldErrors.
+// parse reads the text of a site file. The error joins *FieldErrors; the configuration is what could be read besides, nil where the text is no YAML.
 func parse(file string, text []byte) (*Config, *decoder, error) {
 	d := &decoder{file: file, at: map[string]token.Position{}, anchors: map[string]ast.Node{}, raw: map[string]string{}}
 	fail := func(err error) (*Config, *decoder, error) { return nil, d, &FieldError{File: file, Err: err} }
@@ -94,10 +94,7 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 		return fail(errors.New("the file is empty"))
 	}
 	d.config(body, c)
-	if len(d.errs) > 0 {
-		return nil, d, errors.Join(d.errs...)
-	}
-	return c, d, nil
+	return c, d, errors.Join(d.errs...)
 }
 
 // parseYAML is the parser, whose panics are errors.

@@ -113,6 +113,7 @@ func (s *Site) handler(token string) http.Handler {
 	slots := make(chan struct{}, httpSnapshots)
 	mux.HandleFunc("GET /snapshot/{file}", func(w http.ResponseWriter, r *http.Request) { s.serveSnapshot(w, r, slots) })
 	mux.HandleFunc("POST /trigger/{key}", s.serveTrigger)
+	s.serveRecordings(mux)
 	want := sha256.Sum256([]byte(token))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")

@@ -105,6 +105,9 @@ func (st *stage) follow(r io.Reader) (end report) {
 		if json.Unmarshal(lines.Bytes(), &rep) != nil {
 			continue // not one of ours
 		}
+		if rep.Started != nil {
+			st.started(*rep.Started)
+		}
 		if rep.Segment != nil {
 			st.finished(*rep.Segment)
 		}
@@ -154,7 +157,9 @@ func RunStage(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger
 			}
 		})
 	}
-	err = runStage(ctx, o.Spec, o.From, log, tell, func(s Segment) { say(report{Segment: &s}) })
+	err = runStage(ctx, o.Spec, o.From, log, tell, files{
+		func(s Started) { say(report{Started: &s}) }, func(s Segment) { say(report{Segment: &s}) },
+	})
 	stopped := ctx.Err() != nil
 	cancel()
 	telling.Wait()

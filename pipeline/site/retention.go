@@ -29,6 +29,8 @@ type keeper struct {
 	log  *slog.Logger
 	free func(dir string) (int64, error) // tests have their own disk
 
+	removed func(path string) // is told of each file that was removed; may be nil
+
 	mu      sync.Mutex
 	next    *Config // not adopted yet
 	ledgers map[string]*ledger
@@ -148,6 +150,9 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 			k.mu.Unlock()
 			removed++
 			bytes += e.size
+			if k.removed != nil {
+				k.removed(e.path)
+			}
 			k.log.Debug("recording removed", "path", e.path, "because", why)
 		}
 		return true

@@ -43,6 +43,7 @@ type Site struct {
 	group      string
 	started    time.Time
 	keeper     *keeper
+	index      *indexer
 	api        api
 	turned     atomic.Int64    // Unix ns of the loop's last turn; read by /health/live
 	watchers   []func(Segment) // told of each finished file; set before Run
@@ -68,8 +69,9 @@ func New(o Options) (*Site, error) {
 	if s.o.Backoff <= 0 {
 		s.o.Backoff = minBackoff
 	}
-	s.keeper, s.api.site = newKeeper(s.log), s
-	s.watchers = append(s.watchers, s.keeper.finished)
+	s.keeper, s.index, s.api.site = newKeeper(s.log), &indexer{log: s.log}, s
+	s.keeper.removed = s.index.removed
+	s.watchers = append(s.watchers, s.keeper.finished, s.index.finished)
 	if o.Finished != nil {
 		s.watchers = append(s.watchers, o.Finished)
 	}
@@ -103,6 +105,7 @@ func (s *Site) Run(ctx context.Context) error {
 		case <-ended:
 		case <-time.After(stopTimeout): // a file system hangs
 		}
+		s.index.stop()
 	}()
 	if s.o.Ready != nil {
 		s.o.Ready(s.config)
@@ -174,7 +177,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 			kept++
 			continue
 		}
-		st := &stage{spec: w, print: w.fingerprint(), log: s.log, backoff: s.o.Backoff, exe: s.o.Command, resume: resume[w.id()], done: s.finished}
+		st := &stage{spec: w, print: w.fingerprint(), log: s.log, backoff: s.o.Backoff, exe: s.o.Command, resume: resume[w.id()], done: s.finished, opened: s.index.started}
 		stages = append(stages, st)
 		started++
 		if w.Kind == kindIngest {
@@ -182,6 +185,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 		}
 	}
 	s.keeper.configure(c)
+	s.index.configure(c)
 	s.api.configure(c.HTTP)
 	over, n := c.staggerOver(ingests), 0
 	s.mu.Lock()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
+	"github.com/cfpipe/cfpipe/pipeline/recordings"
 	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
@@ -45,6 +46,7 @@ type report struct {
 	Record  *pipeline.RecordStats `json:",omitempty"`
 	Infer   *InferStats           `json:",omitempty"`
 	Push    *pipeline.PushStats   `json:",omitempty"`
+	Started *Started              `json:",omitempty"`
 	Segment *Segment              `json:",omitempty"`
 	Error   string                `json:",omitempty"` // why it has ended
 	Ended   bool                  `json:",omitempty"` // by itself: there is no more to do
@@ -63,10 +65,27 @@ type Segment struct {
 	Gap     bool      `json:"discontinuous"` // in front of it
 
 	Event *trigger.Event `json:"event,omitempty"` // that made it; its end is null in all but its last file
+
+	Keyframes  int    `json:"keyframes"`
+	VideoCodec uint32 `json:"video_codec"` // FFmpeg's number, as in the rings
+	AudioCodec uint32 `json:"audio_codec"` // 0 = no sound
+	Width      int    `json:"width"`
+	Height     int    `json:"height"`
+	Cause      string `json:"cause"`         // why it was recorded
+	Cut        bool   `json:"cut,omitempty"` // it ended early: the disk
+}
+
+// Started is a file that was opened.
+type Started struct {
+	Key, Path, Cause string
+	Start            time.Time
 }
 
 func newSegment(key string, s mux.Segment) *Segment {
-	return &Segment{Key: key, Path: s.Path, Start: s.Start, End: s.End, Bytes: s.Bytes, Packets: s.Packets, Lost: s.Lost, Gap: s.Discontinuous}
+	return &Segment{
+		Key: key, Path: s.Path, Start: s.Start, End: s.End, Bytes: s.Bytes, Packets: s.Packets, Lost: s.Lost, Gap: s.Discontinuous, Keyframes: s.Keyframes,
+		VideoCodec: s.Video, AudioCodec: s.Audio, Width: s.Width, Height: s.Height, Cause: s.Cause, Cut: s.Err != nil,
+	}
 }
 
 // stage is one stage under supervision: a loop that runs it again whenever it fails. Each has a loop of its own, so one that fails
@@ -79,6 +98,7 @@ type stage struct {
 	backoff time.Duration
 	exe     []string // command line of a stage in a process of its own
 	done    func(Segment)
+	opened  func(Started)
 
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -173,7 +193,7 @@ func (st *stage) once(ctx context.Context) error {
 		st.mu.Lock()
 		defer st.mu.Unlock()
 		st.probe = probe
-	}, func(s Segment) { st.finished(s) })
+	}, files{st.started, st.finished})
 }
 
 // begin is where a recorder begins that takes over from another one; zero = where its options say.
@@ -226,14 +246,29 @@ func plus(a, b pipeline.RecordStats) pipeline.RecordStats {
 	return b
 }
 
+func (st *stage) started(s Started) {
+	if st.opened != nil {
+		st.opened(s)
+	}
+}
+
 func (st *stage) finished(s Segment) {
 	if st.done != nil {
 		st.done(s)
 	}
 }
 
-// runStage runs a stage in this process. probe is called once with what tells its counts; done with each finished file.
-func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, probe func(func() report), done func(Segment)) (err error) {
+// causes are why the files of recorders are written, as far as it is known when one begins.
+var causes = map[string]string{kindRecord: recordings.Continuous, kindEvents: "event"}
+
+// files is told of the files of a recorder.
+type files struct {
+	started  func(Started)
+	finished func(Segment)
+}
+
+// runStage runs a stage in this process. probe is called once with what tells its counts; to with each file.
+func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, probe func(func() report), to files) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			log.Error("panic in a stage", "stage", s.id(), "panic", p, "stack", string(debug.Stack()))
@@ -267,12 +302,15 @@ func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, pro
 			o.OnEvent.Done = func(seg mux.Segment, e trigger.Event) {
 				x := newSegment(s.Key, seg)
 				x.Event = &e
-				done(*x)
+				to.finished(*x)
 			}
 		} else if !from.IsZero() {
 			o.Pre = max(time.Since(from), time.Nanosecond)
 		}
-		o.Done = func(seg mux.Segment) { done(*newSegment(s.Key, seg)) }
+		o.Started = func(path string, start time.Time) {
+			to.started(Started{Key: s.Key, Path: path, Start: start, Cause: causes[s.Kind]})
+		}
+		o.Done = func(seg mux.Segment) { to.finished(*newSegment(s.Key, seg)) }
 		probe(func() report {
 			st := o.Counter.Stats()
 			return report{Record: &st}

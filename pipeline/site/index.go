@@ -1,0 +1,195 @@
+package site
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/pipeline/recordings"
+)
+
+// noIndex is what index says where there shall be none.
+const noIndex = "off"
+
+// Library says where the recordings of a site lie, and their index.
+func (c *Config) Library() recordings.Library {
+	return recordings.Library{Index: c.indexPath(), Places: c.places()}
+}
+
+// indexPath is the file of the index; "" = there is none.
+func (c *Config) indexPath() string {
+	switch {
+	case c.Index == noIndex:
+		return ""
+	case c.Index != "":
+		return c.Index
+	}
+	var roots []string
+	for _, r := range c.recordings() {
+		fixed, _, _ := strings.Cut(r.Out, "%")
+		roots = append(roots, filepath.Dir(fixed+"x"))
+	}
+	if len(roots) == 0 {
+		return ""
+	}
+	common := roots[0]
+	for _, r := range roots[1:] {
+		for common != "/" && r != common && !strings.HasPrefix(r, common+"/") {
+			common = filepath.Dir(common)
+		}
+	}
+	if common == "/" { // disks of their own: with the first of the cameras
+		common = roots[0]
+	}
+	return filepath.Join(common, recordings.IndexName)
+}
+
+// places are the folders of all recordings. Where a key begins with another one, its files are its own.
+func (c *Config) places() []recordings.Place {
+	type named struct {
+		key   string
+		files mux.Files
+	}
+	var all []named
+	for _, r := range c.recordings() {
+		if p, err := mux.ParsePattern(r.Out, r.key); err == nil { // else Load has said it
+			all = append(all, named{r.key, p.Files()})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b named) int { return cmp.Compare(len(b.key), len(a.key)) })
+	var places []recordings.Place
+	for i, n := range all { // a file is that of the longest key that it matches: the first to be walked
+		earlier := all[:i]
+		places = append(places, recordings.Place{Key: n.key, Dir: n.files.Dir, Match: func(path string) bool {
+			return n.files.Match(path) && !slices.ContainsFunc(earlier, func(o named) bool { return o.key != n.key && o.files.Match(path) })
+		}})
+	}
+	return places
+}
+
+// LoadRecordings reads from a site file where its recordings lie. What it needs no more for, such as passwords that this user may not read, is not
+// looked at.
+func LoadRecordings(file string) (recordings.Library, error) {
+	text, err := readBounded(file, maxFile+1)
+	if err != nil {
+		return recordings.Library{}, err
+	}
+	c, d, err := parse(file, text)
+	if c == nil {
+		return recordings.Library{}, err
+	}
+	d.checkIndex(c)
+	for _, r := range c.recordings() {
+		d.checkRecord(r.key, r.path, r.Record)
+	}
+	d.errs = slices.DeleteFunc(d.errs, func(err error) bool {
+		var f *FieldError
+		return errors.As(err, &f) && f.Field != "" && f.Field != "index" && f.Field != "cameras" && !strings.Contains(f.Field, ".record") && !strings.Contains(f.Field, ".events")
+	})
+	if len(d.errs) > 0 {
+		return recordings.Library{}, errors.Join(d.errs...)
+	}
+	if lib := c.Library(); len(lib.Places) > 0 {
+		return lib, nil
+	}
+	return recordings.Library{}, &FieldError{File: file, Err: errors.New("nothing is recorded by it")}
+}
+
+func (d *decoder) checkIndex(c *Config) {
+	if c.Index != "" && c.Index != noIndex {
+		c.Index = d.beside(c.Index)
+	}
+}
+
+// indexer keeps the index of what a site records, where the newest configuration wants it. The zero value with a log is ready; without
+// configuration it keeps none.
+type indexer struct {
+	log *slog.Logger
+
+	mu   sync.Mutex
+	w    *recordings.Writer // nil = there is no index
+	path string
+	end  context.CancelFunc
+	done chan struct{}
+}
+
+// configure is for one goroutine.
+func (x *indexer) configure(c *Config) {
+	lib := c.Library()
+	x.mu.Lock()
+	w, path := x.w, x.path
+	x.mu.Unlock()
+	if w != nil && path == lib.Index {
+		w.SetPlaces(lib.Places)
+		return
+	}
+	x.stop()
+	if lib.Index == "" {
+		return
+	}
+	w = recordings.NewWriter(recordings.WriterOptions{Path: lib.Index, Places: lib.Places, Logger: x.log})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.Run(ctx)
+	}()
+	x.mu.Lock()
+	x.w, x.path, x.end, x.done = w, lib.Index, cancel, done
+	x.mu.Unlock()
+}
+
+// stop writes what was reported and ends; an index whose disk hangs is left behind.
+func (x *indexer) stop() {
+	x.mu.Lock()
+	w, end, done := x.w, x.end, x.done
+	x.w = nil
+	x.mu.Unlock()
+	if w == nil {
+		return
+	}
+	end()
+	select {
+	case <-done:
+	case <-time.After(stopTimeout):
+		x.log.Error("the index of recordings does not stop and is left behind")
+	}
+}
+
+// writer returns the Writer; nil = there is no index.
+func (x *indexer) writer() *recordings.Writer {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.w
+}
+
+// finished tells the index of a file that a recorder has begun or finished. It does not block.
+func (x *indexer) finished(s Segment) {
+	if w := x.writer(); w != nil {
+		w.Finished(recordings.File{
+			Key: s.Key, Path: s.Path, Start: s.Start, End: s.End, Bytes: s.Bytes, Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: int64(s.Lost),
+			Video: s.VideoCodec, Audio: s.AudioCodec, Width: s.Width, Height: s.Height, Cause: s.Cause, Finished: !s.Cut,
+		})
+	}
+}
+
+// started tells the index of a file that was opened. It does not block.
+func (x *indexer) started(s Started) {
+	if w := x.writer(); w != nil {
+		w.Started(s.Key, s.Path, s.Start, s.Cause)
+	}
+}
+
+// removed tells the index of a file that retention has removed. It does not block.
+func (x *indexer) removed(path string) {
+	if w := x.writer(); w != nil {
+		w.Removed(path)
+	}
+}
