@@ -15,6 +15,7 @@ import (
 	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
+	"github.com/cfpipe/cfpipe/pipeline/recordings"
 	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
@@ -22,6 +23,7 @@ func newRecordCommand(o *globalOptions) *cobra.Command {
 	r := pipeline.RecordOptions{}
 	var format, fsync string
 	var asJSON, mute, onEvent bool
+	var index string
 	event := pipeline.EventOptions{}
 	c := &cobra.Command{
 		Use:   "record KEY --out PATTERN",
@@ -105,6 +107,13 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 				r.OnEvent.Group = o.Group
 				r.OnEvent.Done = func(s mux.Segment, e trigger.Event) { report(s, &e) }
 			}
+			if index != "" {
+				stop, err := withIndex(&r, index)
+				if err != nil {
+					return err
+				}
+				defer stop()
+			}
 			err = pipeline.Record(cmd.Context(), r)
 			status.clear()
 			return stopped(cmd.Context(), err)
@@ -123,7 +132,45 @@ second in flight in all three.` + "\n" + exitStatusHelp,
 	f.StringVar(&fsync, "fsync", string(mux.FsyncNever), "fragment, segment or never")
 	f.BoolVar(&r.NoAudio, "no-audio", false, "leave KEY-audio out")
 	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")
+	f.StringVar(&index, "index", "", "keep an index of the files here, for cfpipe recordings; several recorders may share it")
 	return c
+}
+
+// withIndex lets a recording tell an index of its files. The recorder never waits for it. stop writes what was told until then.
+func withIndex(r *pipeline.RecordOptions, path string) (stop func(), err error) {
+	place, err := recordings.PlaceOf(r.Key, r.Out)
+	if err != nil {
+		return nil, err
+	}
+	path, err = filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	w := recordings.NewWriter(recordings.WriterOptions{Path: path, Places: []recordings.Place{place}, Logger: r.Logger})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.Run(ctx)
+	}()
+	key, done, cause := r.Key, r.Done, recordings.Continuous
+	if on := r.OnEvent; on != nil {
+		cause = "event"
+		eventDone := on.Done
+		on.Done = func(s mux.Segment, e trigger.Event) {
+			w.Finished(recordings.FileOf(key, s))
+			eventDone(s, e)
+		}
+	}
+	r.Started = func(path string, start time.Time) { w.Started(key, path, start, cause) }
+	r.Done = func(s mux.Segment) {
+		w.Finished(recordings.FileOf(key, s))
+		done(s)
+	}
+	return func() {
+		cancel()
+		<-ended
+	}, nil
 }
 
 // eventFlags sets what --on-event asks for.

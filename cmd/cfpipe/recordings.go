@@ -48,8 +48,6 @@ func (l *libraryFlags) addFlags(c *cobra.Command) {
 	f.StringVar(&l.site, "site", "", "site file whose recordings are meant (or $CFPIPE_SITE; default site.yaml where there is one)")
 	f.StringVar(&l.index, "index", "", "index of recordings")
 	f.StringVar(&l.dir, "dir", "", "folder whose recordings are meant, without an index")
-	c.MarkFlagsMutuallyExclusive("site", "index")
-	c.MarkFlagsMutuallyExclusive("site", "dir")
 }
 
 // library finds the recordings that the flags mean.
@@ -61,6 +59,8 @@ func (l *libraryFlags) library() (recordings.Library, error) {
 		}
 	}
 	switch {
+	case l.site != "" && (l.index != "" || l.dir != ""):
+		return recordings.Library{}, usageError{errors.New("--site says it all: leave out --index and --dir")}
 	case l.site != "":
 		lib, err := sites.LoadRecordings(l.site)
 		if err != nil {

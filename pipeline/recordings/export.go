@@ -92,7 +92,7 @@ type Exported struct {
 //
 // It returns ErrNothing when there is nothing in the span, a *ChangeError when the codec or the size of the pictures changes in it.
 func Export(ctx context.Context, o ExportOptions) (Exported, error) {
-	e := &exporter{o: o, ctx: ctx, log: o.Logger, seed: maphash.MakeSeed()}
+	e := &exporter{o: o, done: Exported{Gaps: []Gap{}}, ctx: ctx, log: o.Logger, seed: maphash.MakeSeed()}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}

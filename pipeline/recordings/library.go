@@ -3,7 +3,6 @@ package recordings
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 )
 
@@ -16,14 +15,14 @@ type Library struct {
 	Places []Place // none = the index alone
 }
 
-// List returns the files that match, by key and time. Where there is no index, or it is damaged, the files themselves are read, which log tells.
+// List returns the files that match, by key and time. Where there is no index, or it cannot be read, the files themselves are read, which log tells.
 func (l Library) List(ctx context.Context, q Query, log *slog.Logger, progress func(files int)) ([]File, error) {
 	if l.Index != "" {
 		list, err := l.indexed(ctx, q)
 		switch {
 		case err == nil:
 			return list, nil
-		case len(l.Places) == 0 || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrDamaged) && !errors.Is(err, fs.ErrPermission):
+		case len(l.Places) == 0 || errors.Is(err, ErrNewer) || errors.Is(err, ErrForeign) || ctx.Err() != nil:
 			return nil, err
 		}
 		log.Info("the index cannot be used, so every file is read; cfpipe recordings rebuild makes it", "error", err)

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// listedFile is a line of recordings list --json.
+type listedFile struct {
+	Key, Path, State, Codecs string
+	Start, End               time.Time
+	Packets, Lost            *int64
+}
+
+func listedFiles(t *testing.T, out string) (list []listedFile) {
+	t.Helper()
+	for line := range strings.Lines(out) {
+		var f listedFile
+		require.NoError(t, json.Unmarshal([]byte(line), &f), line)
+		list = append(list, f)
+	}
+	return list
+}
+
+// A recorder is killed and another one takes over with --pre: both share an index. What they have recorded is listed and joined into one file in
+// which every access unit is once, with the index, without it, and after it was made anew.
+func TestRecordings(t *testing.T) {
+	testenv.NeedTool(t, "ffprobe")
+	s := newSite(t)
+	key, dir := s.key("door"), s.out
+	s.start("ingest", s.camera("--audio"), "--key", key)
+	s.published(key, 30)
+	index := filepath.Join(dir, "index.db")
+	record := func(pre string) *testenv.Process {
+		return s.start("record", key, "--out", filepath.Join(dir, "%{key}", "%s-%f.mp4"), "--segment", "2s", "--index", index, "--pre", pre, "--json")
+	}
+	run := func(arg ...string) (string, error) {
+		return execute(t.Context(), append([]string{"recordings"}, arg...)...)
+	}
+	has := func(n int, state string) {
+		t.Helper()
+		testenv.Eventually(t, 30*time.Second, func() error {
+			out, err := run("list", key, "--index", index, "--json")
+			if err != nil {
+				return err
+			}
+			got := 0
+			for _, f := range listedFiles(t, out) {
+				if f.State == state {
+					got++
+				}
+			}
+			if got < n {
+				return fmt.Errorf("%d %s files: %s", got, state, out)
+			}
+			return nil
+		})
+	}
+	first := record("0s")
+	has(2, "finished")
+	has(1, "recording")
+	first.Kill()
+	second := record("5s")
+	has(1, "cut")
+	has(4, "finished")
+	require.NoError(t, second.Stop(t, syscall.SIGTERM, 20*time.Second))
+
+	out, err := run("list", key, "--index", index, "--json")
+	require.NoError(t, err)
+	files := listedFiles(t, out)
+	states := map[string]int{}
+	for _, f := range files {
+		states[f.State]++
+		require.Equal(t, []any{key, "h264+aac"}, []any{f.Key, f.Codecs})
+		require.NotNil(t, f.Lost)
+		require.Zero(t, *f.Lost)
+	}
+	require.Equal(t, 1, states["cut"])
+	require.Zero(t, states["recording"])
+	table, err := run("list", key, "--index", index)
+	require.NoError(t, err)
+	require.Contains(t, table, "KEY")
+	require.NotContains(t, table, "nothing for", "the files overlap")
+
+	from, to := files[0].Start.Format(time.RFC3339Nano), files[len(files)-1].End.Format(time.RFC3339Nano)
+	export := func(name string, arg ...string) exportLine {
+		t.Helper()
+		out, err := run(append([]string{"export", key, "--from", from, "--to", to, "-o", filepath.Join(dir, name), "--json"}, arg...)...)
+		require.NoError(t, err, out)
+		var line exportLine
+		require.NoError(t, json.Unmarshal([]byte(out), &line), out)
+		require.Empty(t, line.Gaps)
+		require.InDelta(t, line.End.Sub(line.Start).Seconds()*25, line.Packets, 0.01, "25 a second, each once")
+		return line
+	}
+	a := export("a.mp4", "--index", index)
+	for i, from := range [][]string{{"--dir", dir}, {"--index", index, "--format", "mp4"}} {
+		require.NoError(t, os.RemoveAll(filepath.Join(dir, "a.mp4")))
+		b := export(fmt.Sprintf("b%d.mp4", i), from...)
+		require.Equal(t, []int{a.Packets, a.AudioPackets}, []int{b.Packets, b.AudioPackets})
+		require.NoError(t, os.Remove(b.Path))
+	}
+	require.NoError(t, os.Remove(index))
+	_, err = run("list", key, "--index", index)
+	require.Equal(t, exitNotFound, exitStatus(err), err)
+	out, err = run("rebuild", "--index", index, "--dir", dir)
+	require.NoError(t, err)
+	require.Contains(t, out, fmt.Sprintf("%d recordings, %d of them read", len(files), len(files)))
+	require.Equal(t, a.Packets, export("c.mkv", "--index", index).Packets)
+
+	// What exists stays; what is not there has its status.
+	precious := filepath.Join(dir, "precious.mp4")
+	require.NoError(t, os.WriteFile(precious, []byte("precious"), 0o600))
+	_, err = run("export", key, "--index", index, "--from", from, "-o", precious)
+	require.Equal(t, exitFailed, exitStatus(err), err)
+	require.ErrorContains(t, err, "--force")
+	_, err = run("export", key, "--index", index, "--from", from, "-o", filepath.Join(dir, "no", "folder.mp4"))
+	require.Equal(t, exitFailed, exitStatus(err), err)
+	for _, arg := range [][]string{
+		{"export", key, "--index", index, "--from", "2020-01-01", "--to", "2020-01-02", "-o", filepath.Join(dir, "x.mp4")},
+		{"export", "nope", "--index", index, "--from", "-1h", "-o", filepath.Join(dir, "x.mp4")},
+		{"list", "nope", "--index", index}, {"list", "--dir", filepath.Join(dir, "none")}, {"list", "--site", filepath.Join(dir, "none.yaml")},
+	} {
+		_, err = run(arg...)
+		require.Equal(t, exitNotFound, exitStatus(err), "%v: %v", arg, err)
+	}
+	require.NoFileExists(t, filepath.Join(dir, "x.mp4"))
+	left, err := filepath.Glob(filepath.Join(dir, "*.part"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// exportLine is what export --json prints.
+type exportLine struct {
+	Path         string
+	Start, End   time.Time
+	Packets      int
+	AudioPackets int `json:"audio_packets"`
+	Gaps         []any
+}
+
+// Wrong calls say what would be right.
+func TestRecordingsUsage(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	t.Setenv("CFPIPE_SITE", "")
+	for _, c := range []struct {
+		says string
+		arg  []string
+	}{
+		{"Say --site site.yaml, --index FILE or --dir DIR", []string{"list"}},
+		{"want 2026-11-30T12:00:00Z", []string{"list", "--dir", dir, "--from", "yesterday"}},
+		{"is not before --to", []string{"list", "--dir", dir, "--from", "-1h", "--to", "-2h"}},
+		{"no spaces", []string{"list", "--dir", dir, "front door"}},
+		{"--from is missing", []string{"export", "a", "--dir", dir, "-o", "x.mp4"}},
+		{"want -o FILE", []string{"export", "a", "--dir", dir, "--from", "-1h"}},
+		{"must end in .mp4, .mkv or .ts", []string{"export", "a", "--dir", dir, "--from", "-1h", "-o", "x.avi"}},
+		{"to standard output it is fmp4, mkv or ts", []string{"export", "a", "--dir", dir, "--from", "-1h", "-o", "-", "--format", "mp4"}},
+		{"add --dir DIR", []string{"rebuild", "--index", "x.db"}},
+		{"--site says it all", []string{"list", "--site", "a", "--index", "b"}},
+	} {
+		_, err := execute(t.Context(), append([]string{"recordings"}, c.arg...)...)
+		require.Equal(t, exitUsage, exitStatus(err), "%v: %v", c.arg, err)
+		require.ErrorContains(t, err, c.says)
+	}
+	require.NoError(t, os.WriteFile("site.yaml", []byte("cameras: {a: {source: 'rtsp://h/x'}}"), 0o600))
+	_, err := execute(t.Context(), "recordings", "list")
+	require.ErrorContains(t, err, "nothing is recorded")
+	require.True(t, errors.As(err, new(usageError)))
+}
