@@ -61,7 +61,7 @@ func Dial(ctx context.Context, nnrpURL string, trust Trust) (session.Conn, error
 	if err != nil {
 		return nil, fmt.Errorf("nnrp: dial %s: %w", addr, err)
 	}
-	t := &quic.Transport{Conn: joinDatagrams(sock)}
+	t := &quic.Transport{Conn: joinBatches(joinDatagrams(sock))}
 	closeAll := func() {
 		_ = t.Close()
 		_ = sock.Close()

@@ -77,21 +77,9 @@ func (c *groConn) ReadBatch(ms []ipv4.Message, _ int) (int, error) {
 
 // segmentSize finds the size of the joined datagrams among the control messages, 0 when they are not joined.
 func segmentSize(oob []byte) int {
-	const headerLen = syscall.SizeofCmsghdr
-	for len(oob) >= headerLen {
-		length := binary.NativeEndian.Uint64(oob) // cmsg_len of a 64-bit system
-		if length < headerLen || length > uint64(len(oob)) {
-			return 0
-		}
-		level, kind := binary.NativeEndian.Uint32(oob[8:]), binary.NativeEndian.Uint32(oob[12:])
-		if level == solUDP && kind == udpGRO && length >= headerLen+4 {
-			return int(binary.NativeEndian.Uint32(oob[headerLen:]))
-		}
-		next := (length + 7) &^ 7
-		if next >= uint64(len(oob)) {
-			return 0
-		}
-		oob = oob[next:]
+	data := controlMessage(oob, udpGRO)
+	if len(data) < 4 {
+		return 0
 	}
-	return 0
+	return int(binary.NativeEndian.Uint32(data))
 }

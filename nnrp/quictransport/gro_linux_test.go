@@ -2,7 +2,6 @@ package quictransport
 
 import (
 	"bytes"
-	"encoding/binary"
 	"net"
 	"testing"
 	"time"
@@ -36,12 +35,7 @@ func TestJoinedDatagrams(t *testing.T) {
 		}
 		big = append(big, bytes.Repeat([]byte{byte(i)}, n)...)
 	}
-	cmsg := make([]byte, 24)
-	binary.NativeEndian.PutUint64(cmsg, 18)
-	binary.NativeEndian.PutUint32(cmsg[8:], solUDP)
-	binary.NativeEndian.PutUint32(cmsg[12:], 103)
-	binary.NativeEndian.PutUint16(cmsg[16:], 1000)
-	_, _, err = out.WriteMsgUDP(big, cmsg, nil)
+	_, _, err = out.WriteMsgUDP(big, segmented(1000), nil)
 	require.NoError(t, err)
 	_, err = other.Write([]byte("alone"))
 	require.NoError(t, err)
@@ -72,5 +66,6 @@ func TestJoinedDatagrams(t *testing.T) {
 
 	for _, bad := range [][]byte{nil, make([]byte, 15), make([]byte, 16), bytes.Repeat([]byte{0xff}, 32)} {
 		require.Zero(t, segmentSize(bad))
+		require.Zero(t, sendSize(bad))
 	}
 }
