@@ -1,8 +1,8 @@
 package inference
 
 import (
-	"bytes"
 	"fmt"
+	"slices"
 
 	"github.com/cfpipe/cfpipe/nnrp"
 )
@@ -20,15 +20,15 @@ type TilerOptions struct {
 // that differ from what was sent last, and those that were sent in frames that have had no result yet. It is not safe for use by
 // several goroutines.
 type Tiler struct {
-	o       TilerOptions
-	columns int
-	rows    int
-	tile    int      // bytes
-	sent    []byte   // what every tile held when it was sent last, tile after tile
-	in      []uint32 // the frame that was
-	base    uint32   // newest frame that the server has, 0 = none
+	o    TilerOptions
+	grid tileGrid
+	tile int      // bytes
+	sent []byte   // a tensor: what every tile held when it was sent last; nil where the picture is one tile
+	in   []uint32 // the frame that was
+	base uint32   // newest frame that the server has, 0 = none
 
 	m       nnrp.FrameSubmit
+	sums    []int
 	ids     []uint32
 	index   []byte
 	payload []byte
@@ -50,16 +50,16 @@ func NewTiler(o TilerOptions) (*Tiler, error) {
 	if o.Tile > 0 {
 		w, h = o.Tile, o.Tile
 	}
-	t := &Tiler{o: o, columns: (o.Format.Width + w - 1) / w, rows: (o.Format.Height + h - 1) / h, tile: w * h * o.Format.Channels * o.Format.DType.Size()}
-	if t.columns*t.rows > 65535 {
-		return nil, fmt.Errorf("infer: tiles of %d pixels make %d of them, 65535 can be sent", o.Tile, t.columns*t.rows)
+	t := &Tiler{o: o, grid: newTileGrid(o.Format, w, h), tile: w * h * o.Format.Channels * o.Format.DType.Size()}
+	if t.Tiles() > 65535 {
+		return nil, fmt.Errorf("infer: tiles of %d pixels make %d of them, 65535 can be sent", o.Tile, t.Tiles())
 	}
 	t.m.ProfileID = nnrp.ProfileTensor
 	t.m.LatencyBudgetMs = o.Latency
 	t.m.Tensor = nnrp.TensorSubmit{SrcWidth: uint16(o.Format.Width), SrcHeight: uint16(o.Format.Height), TileWidth: uint16(w), TileHeight: uint16(h)}
 	t.m.Sections = []nnrp.Section{{RoleID: 1, DType: o.Format.DType, Layout: o.Format.Layout, ElementCountPerTile: uint32(w * h * o.Format.Channels)}}
-	if t.columns*t.rows > 1 {
-		t.sent, t.in = make([]byte, t.columns*t.rows*t.tile), make([]uint32, t.columns*t.rows)
+	if t.Tiles() > 1 {
+		t.sent, t.in, t.sums = make([]byte, o.Format.Size()), make([]uint32, t.Tiles()), make([]int, t.grid.columns)
 	}
 	t.one = make([]byte, t.tile)
 	return t, nil
@@ -92,30 +92,23 @@ func (t *Tiler) Frame(id uint32, tensor []byte) (*nnrp.FrameSubmit, int, error) 
 	var plain int
 	s.Payload = nil
 	if t.sent == nil {
-		tile := tensor
-		if f := t.o.Format; f.Width != int(m.Tensor.TileWidth) || f.Height != int(m.Tensor.TileHeight) {
-			t.cut(t.one, tensor, 0)
-			tile = t.one
-		}
 		plain = t.tile
 		t.ids = append(t.ids, 0)
-		if compress {
-			t.encode(tile, true)
-		} else { // no need to copy
-			t.lengths, s.Payload = nnrp.AppendLength(t.lengths, len(tile)), tile
+		switch {
+		case t.tile != len(tensor): // the tile is larger than the picture
+			t.encode(tensor, 0, compress)
+		case compress:
+			t.compress(tensor)
+		default: // no need to copy
+			t.lengths, s.Payload = nnrp.AppendLength(t.lengths, len(tensor)), tensor
 		}
 	} else {
-		for i := range t.in {
-			t.cut(t.one, tensor, i)
-			old := t.sent[i*t.tile:][:t.tile]
-			if !whole && t.in[i] <= t.base && !t.changed(old, t.one) {
-				continue
-			}
-			copy(old, t.one)
-			t.in[i] = id
-			t.ids = append(t.ids, uint32(i))
+		for row := range t.grid.rows {
+			t.changed(id, tensor, row, whole)
+		}
+		for _, i := range t.ids {
 			plain += t.tile
-			t.encode(t.one, compress)
+			t.encode(tensor, int(i), compress)
 		}
 	}
 	if compress && 10*len(t.payload) > 9*plain {
@@ -137,56 +130,47 @@ func (t *Tiler) Frame(id uint32, tensor []byte) (*nnrp.FrameSubmit, int, error) 
 	return m, len(t.ids), nil
 }
 
-// encode appends one tile.
-func (t *Tiler) encode(tile []byte, compress bool) {
-	codec, start := byte(nnrp.CodecRaw), len(t.payload)
-	if compress {
-		if out, ok := t.o.Codecs[0].Append(t.payload, tile); ok {
-			t.payload, codec = out, t.o.Codecs[0].ID()
-		}
-		t.table = append(t.table, codec)
+// changed adds the tiles of a row that must go out, and notes that they do.
+func (t *Tiler) changed(id uint32, tensor []byte, row int, whole bool) {
+	limit := t.o.Threshold * t.tile
+	if !whole {
+		t.grid.compare(t.sums, tensor, t.sent, row, limit)
 	}
-	if codec == nnrp.CodecRaw {
-		t.payload = append(t.payload[:start], tile...)
+	for column := range t.grid.columns {
+		i := row*t.grid.columns + column
+		if whole || t.in[i] > t.base || t.sums[column] > limit {
+			t.grid.move(t.sent, tensor, row, column)
+			t.in[i] = id
+			t.ids = append(t.ids, uint32(i))
+		}
+	}
+}
+
+// encode appends one tile.
+func (t *Tiler) encode(tensor []byte, i int, compress bool) {
+	row, column := i/t.grid.columns, i%t.grid.columns
+	if compress {
+		t.grid.cut(t.one, tensor, row, column)
+		t.compress(t.one)
+		return
+	}
+	start := len(t.payload)
+	t.payload = slices.Grow(t.payload, t.tile)[:start+t.tile]
+	t.grid.cut(t.payload[start:], tensor, row, column)
+	t.lengths = nnrp.AppendLength(t.lengths, t.tile)
+}
+
+// compress appends one tile as the codec makes it, or as it is where that is shorter.
+func (t *Tiler) compress(tile []byte) {
+	start, codec := len(t.payload), t.o.Codecs[0]
+	out, ok := codec.Append(t.payload, tile)
+	if ok {
+		t.payload, t.table = out, append(t.table, codec.ID())
+	} else {
+		t.payload, t.table = append(t.payload[:start], tile...), append(t.table, nnrp.CodecRaw)
 	}
 	t.lengths = nnrp.AppendLength(t.lengths, len(t.payload)-start)
 }
 
-func (t *Tiler) changed(a, b []byte) bool {
-	if bytes.Equal(a, b) {
-		return false
-	}
-	if t.o.Threshold == 0 {
-		return true
-	}
-	sum := 0
-	for i := range a {
-		d := int(a[i]) - int(b[i])
-		sum += max(d, -d)
-	}
-	return sum > t.o.Threshold*len(a)
-}
-
-// cut copies tile i out of the picture; what lies beyond the right and lower edge is zero.
-func (t *Tiler) cut(dst, tensor []byte, i int) {
-	f := t.o.Format
-	tw, th := int(t.m.Tensor.TileWidth), int(t.m.Tensor.TileHeight)
-	x, y := i%t.columns*tw, i/t.columns*th
-	w, h := min(tw, f.Width-x), min(th, f.Height-y)
-	if w < tw || h < th {
-		clear(dst)
-	}
-	e, planes := f.DType.Size()*f.Channels, 1
-	if f.Layout == nnrp.NCHW {
-		e, planes = f.DType.Size(), f.Channels
-	}
-	for p := range planes {
-		src, out := tensor[p*f.Width*f.Height*e:], dst[p*tw*th*e:]
-		for row := range h {
-			copy(out[row*tw*e:], src[((y+row)*f.Width+x)*e:][:w*e])
-		}
-	}
-}
-
 // Tiles returns how many tiles a whole picture has.
-func (t *Tiler) Tiles() int { return t.columns * t.rows }
+func (t *Tiler) Tiles() int { return t.grid.columns * t.grid.rows }
