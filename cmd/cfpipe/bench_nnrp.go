@@ -19,8 +19,9 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 			"  changed tiles  the same picture when 6 % of it changes from frame to frame\n" +
 			"  throughput     eight at a time, against bare QUIC streams of the same size\n" +
 			"  codec          encoding and decoding beside the payload\n" +
-			"  lossy path     8 KiB tensors, 12 a second, at 50 ms round trip and 2 % loss, NNRP and gRPC at the same time over two\n" +
-			"                 paths between network namespaces; left out where this process may not make those\n\n" +
+			"  lossy path     50 ms round trip, 2 % loss, 100 Mbit/s: 8 KiB tensors, 12 a second; and the picture one at a time, as\n" +
+			"                 full tensors and as changed tiles, against gRPC with CUBIC, which QUIC uses here too, and with BBR. All at\n" +
+			"                 the same time over paths between network namespaces; left out where this process may not make those\n\n" +
 			"CPU is that of client and server together. The exit status is 0 whether the goals are met or not.",
 		Example: "  cfpipe bench nnrp\n  cfpipe bench nnrp --duration 10s --json | jq .goals\n" + exitStatusHelp,
 		Args:    args(cobra.NoArgs),

@@ -19,6 +19,7 @@ const (
 type Options struct {
 	OneWay time.Duration // each direction
 	Loss   float64       // 0 to 1, each packet on its own
+	Rate   float64       // bytes a second each direction; 0 = no limit. Link alone
 	Queue  int           // packets under way a direction; more are lost; 0 = 1000
 	Seed   uint64        // of the losses
 }

@@ -110,6 +110,9 @@ func (e *end) setUp(addr string) error {
 	return nil
 }
 
+// lineQueue is the longest wait for a line with a Rate.
+const lineQueue = 100 * time.Millisecond
+
 // carry moves packets one way, in order.
 func (l *Link) carry(from, to *end, o Options, salt uint64) {
 	q := make(chan delayed, o.Queue)
@@ -117,16 +120,28 @@ func (l *Link) carry(from, to *end, o Options, salt uint64) {
 	l.wg.Go(func() {
 		defer close(q)
 		buf := make([]byte, 4096)
+		var free time.Time // when the line has sent what is in front
 		for {
 			n, err := from.tun.Read(buf)
 			if err != nil {
 				return
 			}
+			now := time.Now()
+			if o.Rate > 0 {
+				if free.Before(now) {
+					free = now
+				}
+				if free.Sub(now) > lineQueue { // the router's queue is full
+					continue
+				}
+				free = free.Add(time.Duration(float64(n) / o.Rate * 1e9))
+				now = free
+			}
 			if r.Float64() < o.Loss {
 				continue
 			}
 			select {
-			case q <- delayed{time.Now().Add(o.OneWay), append([]byte(nil), buf[:n]...)}:
+			case q <- delayed{now.Add(o.OneWay), append([]byte(nil), buf[:n]...)}:
 			default:
 			}
 		}

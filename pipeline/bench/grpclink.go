@@ -5,11 +5,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
+	"syscall"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cfpipe/cfpipe/internal/lossylink"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
 )
 
@@ -38,16 +40,25 @@ var grpcStream = grpc.StreamDesc{StreamName: "Infer", ServerStreams: true, Clien
 	}
 }}
 
-func newGRPCLink(ctx context.Context) (*grpcLink, error) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
+// newGRPCLink makes a link over path, or over the loopback interface where that is nil. congestion names TCP's congestion control,
+// "" for the system's. Larger read and write buffers than gRPC's own make no difference.
+func newGRPCLink(ctx context.Context, path *lossylink.Link, congestion string) (*grpcLink, error) {
+	control := func(_, _ string, c syscall.RawConn) error { return setCongestion(c, congestion) }
+	var lis net.Listener
+	err := onPath(ctx, path, serverEnd, func() (err error) {
+		lis, err = (&net.ListenConfig{Control: control}).Listen(ctx, "tcp4", listenAddr(path))
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	return newGRPCLinkOn(ctx, lis, nil)
-}
-
-// newGRPCLinkOn serves on lis and reaches it by dial, nil for the usual way.
-func newGRPCLinkOn(ctx context.Context, lis net.Listener, dial func(context.Context, string) (net.Conn, error)) (*grpcLink, error) {
+	dial := func(ctx context.Context, addr string) (c net.Conn, err error) {
+		err = onPath(ctx, path, clientEnd, func() (err error) {
+			c, err = (&net.Dialer{Control: control}).DialContext(ctx, "tcp4", addr)
+			return err
+		})
+		return c, err
+	}
 	cert, err := quictransport.SelfSigned()
 	if err != nil {
 		return nil, err
@@ -63,12 +74,9 @@ func newGRPCLinkOn(ctx context.Context, lis net.Listener, dial func(context.Cont
 	l.server.RegisterService(&grpc.ServiceDesc{ServiceName: "bench.Runtime", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{grpcStream}}, nil)
 	go func() { _ = l.server.Serve(lis) }()
 	ctx, l.cancel = context.WithCancel(ctx)
-	var o []grpc.DialOption
-	if dial != nil {
-		o = append(o, grpc.WithContextDialer(dial))
-	}
-	l.conn, err = grpc.NewClient("passthrough:///"+lis.Addr().String(), append(o, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "localhost"})),
-		grpc.WithInitialWindowSize(grpcStreamWindow), grpc.WithInitialConnWindowSize(grpcConnWindow))...)
+	l.conn, err = grpc.NewClient("passthrough:///"+lis.Addr().String(), grpc.WithContextDialer(dial),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "localhost"})),
+		grpc.WithInitialWindowSize(grpcStreamWindow), grpc.WithInitialConnWindowSize(grpcConnWindow))
 	if err == nil {
 		l.stream, err = l.conn.NewStream(ctx, &grpcStream, "/bench.Runtime/Infer")
 	}

@@ -30,6 +30,10 @@ func TestNNRP(t *testing.T) {
 		require.Equal(t, 24, r.Lossy.NNRP.Frames)
 		require.GreaterOrEqual(t, r.Lossy.NNRP.P50, 50.0)
 		require.GreaterOrEqual(t, r.Lossy.GRPC.P50, 50.0)
+		for _, l := range []LossyLink{r.Lossy.Full, r.Lossy.Changed, r.Lossy.Whole} {
+			require.Positive(t, l.Frames)
+			require.GreaterOrEqual(t, l.P50, 50.0)
+		}
 	} else {
 		t.Log(r.NoLossy)
 	}

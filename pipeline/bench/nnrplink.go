@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cfpipe/cfpipe/internal/lossylink"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/lz4codec"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
@@ -47,16 +48,25 @@ type nnrpLink struct {
 	id    uint32
 }
 
-func newNNRPLink(ctx context.Context, o inference.TilerOptions) (*nnrpLink, error) {
+// newNNRPLink makes a link over path, or over the loopback interface where that is nil.
+func newNNRPLink(ctx context.Context, path *lossylink.Link, o inference.TilerOptions) (*nnrpLink, error) {
 	quiet := slog.New(slog.DiscardHandler)
-	s, err := inference.NewServer(inference.ServerOptions{Engine: nullEngine{}, Logger: quiet})
+	var s *inference.Server
+	err := onPath(ctx, path, serverEnd, func() (err error) {
+		s, err = inference.NewServer(inference.ServerOptions{Engine: nullEngine{}, Listen: listenAddr(path), Concurrent: quictransport.MaxConcurrentFrames, Logger: quiet})
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l := &nnrpLink{stop: cancel, done: make(chan error, 1)}
 	go func() { l.done <- s.Run(sctx) }()
-	conn, err := quictransport.Dial(ctx, "nnrps://"+s.Addr().String(), quictransport.Trust{Fingerprint: s.Fingerprint()})
+	var conn session.Conn
+	err = onPath(ctx, path, clientEnd, func() (err error) {
+		conn, err = quictransport.Dial(ctx, "nnrps://"+s.Addr().String(), quictransport.Trust{Fingerprint: s.Fingerprint()})
+		return err
+	})
 	if err == nil {
 		l.c, err = session.Open(ctx, conn, session.ClientOptions{Logger: quiet, Codecs: []nnrp.Codec{lz4codec.Codec{}}})
 	}
@@ -114,7 +124,7 @@ const inFlight = 8
 
 // runRate measures throughput, NNRP and bare streams of the same sizes in turn.
 func (r *NNRPResult) runRate(ctx context.Context, o NNRP) error {
-	l, err := newNNRPLink(ctx, inference.TilerOptions{Format: inference.Format{Width: o.Side, Height: o.Side, Channels: 3, DType: nnrp.Uint8}})
+	l, err := newNNRPLink(ctx, nil, inference.TilerOptions{Format: inference.Format{Width: o.Side, Height: o.Side, Channels: 3, DType: nnrp.Uint8}})
 	if err != nil {
 		return err
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net"
 	"slices"
 	"sync"
 	"time"
@@ -14,25 +12,32 @@ import (
 
 	"github.com/cfpipe/cfpipe/internal/lossylink"
 	"github.com/cfpipe/cfpipe/nnrp"
-	"github.com/cfpipe/cfpipe/nnrp/quictransport"
 	"github.com/cfpipe/cfpipe/nnrp/session"
 	"github.com/cfpipe/cfpipe/pipeline/inference"
 )
 
-// The path of the lossy measurement, and what is sent over it: about what changed tiles of a camera need. The rate stays under what
-// congestion control leaves of such a path (about 240 kB/s), else queues would be measured.
+// The path of the lossy measurements, and the small tensors that are sent over it: their rate stays under what loss-based congestion
+// control leaves of such a path (about 240 kB/s), else queues would be measured.
 const (
-	lossyOneWay = 25 * time.Millisecond
-	lossyLoss   = 0.02 // each direction
-	lossyRate   = 12   // tensors a second
-	lossyWidth  = 128
-	lossyHeight = 64 // one byte a pixel: 8 KiB a tensor
+	lossyOneWay  = 25 * time.Millisecond
+	lossyLoss    = 0.02   // each direction
+	lossyBytes   = 12.5e6 // a second: 100 Mbit/s
+	lossyRate    = 12     // small tensors a second
+	lossyWidth   = 128
+	lossyHeight  = 64      // one byte a pixel: 8 KiB a tensor
+	lossyLatency = 60_000  // ms: no frame is dropped, all are measured
+	lossyTCP     = "cubic" // as QUIC here; BBR would take losses for what they are
 )
 
 // Lossy is latency over a path with 50 ms round trip and 2 % loss; milliseconds.
 type Lossy struct {
 	NNRP LossyLink `json:"nnrp"`
 	GRPC LossyLink `json:"grpc"`
+	// Pictures of the size of the loopback measurements, one at a time.
+	Full    LossyLink `json:"nnrp_full"`
+	Changed LossyLink `json:"nnrp_changed_tiles"`
+	Whole   LossyLink `json:"grpc_full"`
+	BBR     LossyLink `json:"grpc_full_bbr"` // where the kernel has it
 }
 
 // LossyLink is the latency of one way of sending.
@@ -54,107 +59,120 @@ func lossyLink(took []time.Duration) LossyLink {
 	return LossyLink{Frames: n, P50: ms(took[n/2]), P90: ms(took[n*90/100]), P99: ms(took[n*99/100]), Max: ms(took[n-1])}
 }
 
-// runLossy sends the same tensors at the same rate by NNRP and by gRPC, at the same time over two paths of the same kind.
+// runLossy measures all ways at the same time, each over a path of its own of the same kind.
 func (r *NNRPResult) runLossy(ctx context.Context, o NNRP) error {
 	o.Progress(fmt.Sprintf("50 ms round trip, 2 %% loss, %v", o.Lossy))
+	l := &Lossy{}
+	picture := inference.Format{Width: o.Side, Height: o.Side, Channels: 3, DType: nnrp.Uint8}
+	pictures := func(dial func(*lossylink.Link) (link, error)) func(context.Context, *lossylink.Link, time.Duration) ([]time.Duration, error) {
+		return func(ctx context.Context, path *lossylink.Link, d time.Duration) ([]time.Duration, error) {
+			l, err := dial(path)
+			if err != nil {
+				return nil, err
+			}
+			defer func() { _ = l.close() }()
+			return lossyPictures(ctx, l, o, d)
+		}
+	}
+	overNNRP := func(t inference.TilerOptions) func(*lossylink.Link) (link, error) {
+		t.Format, t.Latency = picture, lossyLatency
+		return func(path *lossylink.Link) (link, error) { return newNNRPLink(ctx, path, t) }
+	}
+	overGRPC := func(congestion string) func(*lossylink.Link) (link, error) {
+		return func(path *lossylink.Link) (link, error) { return newGRPCLink(ctx, path, congestion) }
+	}
+	runs := []struct {
+		out *LossyLink
+		run func(context.Context, *lossylink.Link, time.Duration) ([]time.Duration, error)
+	}{
+		{&l.NNRP, pacedNNRP}, {&l.GRPC, pacedGRPC},
+		{&l.Full, pictures(overNNRP(inference.TilerOptions{}))},
+		{&l.Changed, pictures(overNNRP(inference.TilerOptions{Tile: o.Tile}))},
+		{&l.Whole, pictures(overGRPC(lossyTCP))},
+		{&l.BBR, pictures(overGRPC("bbr"))},
+	}
 	var wg sync.WaitGroup
-	var l Lossy
-	errs := make([]error, 2)
-	wg.Go(func() { l.NNRP, errs[0] = lossyNNRP(ctx, o.Lossy) })
-	wg.Go(func() { l.GRPC, errs[1] = lossyGRPC(ctx, o.Lossy) })
+	errs := make([]error, len(runs))
+	for i, run := range runs {
+		wg.Go(func() {
+			path, err := lossylink.New(lossylink.Options{OneWay: lossyOneWay, Loss: lossyLoss, Rate: lossyBytes, Seed: 1})
+			if err == nil {
+				var took []time.Duration
+				took, err = run.run(ctx, path, o.Lossy)
+				*run.out = lossyLink(took)
+				_ = path.Close()
+			}
+			if errors.Is(err, errNoCongestion) { // no BBR here
+				err = nil
+			}
+			errs[i] = err
+		})
+	}
 	wg.Wait()
 	err := errors.Join(errs...)
 	if errors.Is(err, lossylink.ErrUnavailable) {
 		r.NoLossy = err.Error()
 		return nil
 	}
-	r.Lossy = &l
+	r.Lossy = l
 	return err
 }
 
-func newLossyPath(seed uint64) (*lossylink.Link, error) {
-	return lossylink.New(lossylink.Options{OneWay: lossyOneWay, Loss: lossyLoss, Seed: seed})
+// lossyPictures exchanges the pictures of a camera, the newest one whenever the one before has its result.
+func lossyPictures(ctx context.Context, l link, o NNRP, d time.Duration) (took []time.Duration, err error) {
+	tensor := texture(o.Side * o.Side * 3)
+	for step, start := 0, time.Now(); step < 2 || time.Since(start) < d; step++ {
+		move(tensor, o.Side, step)
+		begin := time.Now()
+		if _, err := l.exchange(ctx, tensor); err != nil {
+			return nil, err
+		}
+		if step > 0 { // the first one is whole in any case
+			took = append(took, time.Since(begin))
+		}
+	}
+	return took, nil
 }
 
 // paced calls send at the rate until d is over.
-func paced(ctx context.Context, d time.Duration, send func(i int) error) (int, error) {
+func paced(ctx context.Context, d time.Duration, send func(i int) error) error {
 	tick := time.NewTicker(time.Second / lossyRate)
 	defer tick.Stop()
-	n := int(d.Seconds() * lossyRate)
-	for i := range n {
+	for i := range lossyCount(d) {
 		if err := send(i); err != nil {
-			return i, err
+			return err
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return i, ctx.Err()
+			return ctx.Err()
 		}
 	}
-	return n, nil
+	return nil
 }
 
-func lossyNNRP(ctx context.Context, d time.Duration) (LossyLink, error) {
-	path, err := newLossyPath(1)
+func lossyCount(d time.Duration) int { return int(d.Seconds() * lossyRate) }
+
+// pacedNNRP and pacedGRPC send small tensors at a rate, whatever has become of those before.
+func pacedNNRP(ctx context.Context, path *lossylink.Link, d time.Duration) ([]time.Duration, error) {
+	format := inference.Format{Width: lossyWidth, Height: lossyHeight, Channels: 1, DType: nnrp.Uint8}
+	l, err := newNNRPLink(ctx, path, inference.TilerOptions{Format: format, Latency: lossyLatency})
 	if err != nil {
-		return LossyLink{}, err
+		return nil, err
 	}
-	defer func() { _ = path.Close() }()
-	quiet := slog.New(slog.DiscardHandler)
-	var s *inference.Server
-	err = path.On(ctx, 0, func() (err error) {
-		s, err = inference.NewServer(inference.ServerOptions{Engine: nullEngine{}, Listen: lossylink.AddrA + ":0", Concurrent: 64, Logger: quiet})
-		return err
-	})
-	if err != nil {
-		return LossyLink{}, err
-	}
-	sctx, cancel := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- s.Run(sctx) }()
-	defer func() {
-		cancel()
-		<-done
-	}()
-	var conn session.Conn
-	err = path.On(ctx, 1, func() (err error) {
-		conn, err = quictransport.Dial(ctx, "nnrps://"+s.Addr().String(), quictransport.Trust{Fingerprint: s.Fingerprint()})
-		return err
-	})
-	if err != nil {
-		return LossyLink{}, err
-	}
-	c, err := session.Open(ctx, conn, session.ClientOptions{Logger: quiet})
-	if err != nil {
-		return LossyLink{}, err
-	}
-	defer func() { _ = c.Close(ctx) }()
-	tiler, err := inference.NewTiler(inference.TilerOptions{Format: inference.Format{Width: lossyWidth, Height: lossyHeight, Channels: 1, DType: nnrp.Uint8}, Latency: 30000})
-	if err != nil {
-		return LossyLink{}, err
-	}
-	tensor := texture(lossyWidth * lossyHeight)
+	defer func() { _ = l.close() }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var took []time.Duration
-	want := make(chan int, 1)
 	collected := make(chan error, 1)
 	go func() {
-		total := -1
-		for len(took) != total {
-			select {
-			case total = <-want:
-				continue
-			default:
-			}
-			nctx, cancel := context.WithTimeout(ctx, time.Second)
-			o, err := c.Next(nctx)
-			cancel()
-			if err != nil && nctx.Err() != nil && ctx.Err() == nil {
-				continue // look for total again
-			}
+		for range lossyCount(d) {
+			o, err := l.c.Next(ctx)
 			if err == nil && o.State != session.Delivered {
 				err = notDelivered(o)
 			}
 			if err != nil {
+				cancel() // nothing more need be sent
 				collected <- err
 				return
 			}
@@ -163,50 +181,27 @@ func lossyNNRP(ctx context.Context, d time.Duration) (LossyLink, error) {
 		}
 		collected <- nil
 	}()
-	n, err := paced(ctx, d, func(i int) error {
-		m, _, err := tiler.Frame(uint32(i+1), tensor)
+	tensor := texture(format.Size())
+	err = paced(ctx, d, func(i int) error {
+		m, _, err := l.tiler.Frame(uint32(i+1), tensor)
 		if err == nil {
-			_, err = c.Submit(ctx, m, session.SubmitOptions{FrameID: uint32(i + 1), Tag: time.Now()})
+			_, err = l.c.Submit(ctx, m, session.SubmitOptions{FrameID: uint32(i + 1), Tag: time.Now()})
 		}
 		return err
 	})
 	if err != nil {
-		return LossyLink{}, err
+		cancel()
 	}
-	want <- n
-	if err := <-collected; err != nil {
-		return LossyLink{}, err
-	}
-	return lossyLink(took), nil
+	return took, errors.Join(<-collected, err)
 }
 
-func lossyGRPC(ctx context.Context, d time.Duration) (LossyLink, error) {
-	path, err := newLossyPath(1)
+func pacedGRPC(ctx context.Context, path *lossylink.Link, d time.Duration) ([]time.Duration, error) {
+	l, err := newGRPCLink(ctx, path, lossyTCP)
 	if err != nil {
-		return LossyLink{}, err
-	}
-	defer func() { _ = path.Close() }()
-	var l *grpcLink
-	var lis net.Listener
-	if err = path.On(ctx, 0, func() (err error) {
-		lis, err = net.Listen("tcp4", lossylink.AddrA+":0")
-		return err
-	}); err != nil {
-		return LossyLink{}, err
-	}
-	l, err = newGRPCLinkOn(ctx, lis, func(ctx context.Context, addr string) (c net.Conn, err error) {
-		err = path.On(ctx, 1, func() (err error) {
-			c, err = (&net.Dialer{}).DialContext(ctx, "tcp4", addr)
-			return err
-		})
-		return c, err
-	})
-	if err != nil {
-		return LossyLink{}, err
+		return nil, err
 	}
 	defer func() { _ = l.close() }()
-	tensor := texture(lossyWidth * lossyHeight)
-	n := int(d.Seconds() * lossyRate)
+	n := lossyCount(d)
 	starts := make(chan time.Time, n)
 	var took []time.Duration
 	collected := make(chan error, 1)
@@ -221,14 +216,13 @@ func lossyGRPC(ctx context.Context, d time.Duration) (LossyLink, error) {
 		}
 		collected <- nil
 	}()
-	if _, err = paced(ctx, d, func(int) error {
+	tensor := texture(lossyWidth * lossyHeight)
+	err = paced(ctx, d, func(int) error {
 		starts <- time.Now()
 		return l.stream.SendMsg(wrapperspb.Bytes(tensor))
-	}); err != nil {
-		return LossyLink{}, err
+	})
+	if err != nil {
+		l.cancel()
 	}
-	if err := <-collected; err != nil {
-		return LossyLink{}, err
-	}
-	return lossyLink(took), nil
+	return took, errors.Join(<-collected, err)
 }
