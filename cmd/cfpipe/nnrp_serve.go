@@ -62,7 +62,7 @@ func newNNRPServeCommand(o *globalOptions) *cobra.Command {
 	f.IntVar(&s.MaxSessions, "max-sessions", 64, "sessions at a time")
 	f.IntVar(&s.MaxQueue, "max-queue", 64, "frames that may wait, over all sessions")
 	f.Uint16Var(&s.Concurrent, "concurrent", 8, "frames under way a session")
-	f.StringVar(&s.Metrics, "metrics", "", "serve Prometheus metrics on this TCP address (/metrics)")
+	f.StringVar(&s.Metrics, "metrics", "", "serve Prometheus metrics over HTTP on this TCP address, at /metrics; port 0 takes a free one")
 	f.BoolVar(&s.SDK, "sdk-hello", false, "expect CLIENT_HELLO bodies in the public SDKs' order")
 	f.BoolVar(&s.JSON, "json", false, "print address and fingerprint as one line of JSON")
 	return c
@@ -72,6 +72,11 @@ func (s *nnrpServeOptions) run(c *cobra.Command, o *globalOptions) error {
 	quietQUIC()
 	if (s.Cert == "") != (s.KeyFile == "") {
 		return usageError{errors.New("--cert and --key-file go together")}
+	}
+	if s.Metrics != "" {
+		if _, err := net.ResolveTCPAddr("tcp", s.Metrics); err != nil {
+			return usageError{fmt.Errorf("--metrics: want HOST:PORT or :PORT: %w", err)}
+		}
 	}
 	if s.MaxBody > 1<<30 || s.MaxBody < 4096 {
 		return usageError{errors.New("--max-body: want 4KiB to 1GiB")}
@@ -99,6 +104,7 @@ func (s *nnrpServeOptions) run(c *cobra.Command, o *globalOptions) error {
 			return err
 		}
 		defer stop()
+		o.Logger.Info("nnrp metrics", "url", s.metricsURL())
 	}
 	server, err := inference.NewServer(so)
 	if err != nil {
@@ -115,7 +121,11 @@ func (s *nnrpServeOptions) run(c *cobra.Command, o *globalOptions) error {
 func (s *nnrpServeOptions) announce(c *cobra.Command, server *inference.Server) error {
 	url := "nnrps://" + server.Addr().String()
 	if s.JSON {
-		return json.NewEncoder(c.OutOrStdout()).Encode(map[string]string{"url": url, "fingerprint": server.Fingerprint()})
+		m := map[string]string{"url": url, "fingerprint": server.Fingerprint()}
+		if s.Metrics != "" {
+			m["metrics"] = s.metricsURL()
+		}
+		return json.NewEncoder(c.OutOrStdout()).Encode(m)
 	}
 	_, err := fmt.Fprintf(c.OutOrStdout(), "listening %s\nfingerprint %s\n", url, server.Fingerprint())
 	return err
@@ -144,12 +154,22 @@ func (s *nnrpServeOptions) serveMetrics(so *inference.ServerOptions) (stop func(
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
+	s.Metrics = l.Addr().String()
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
-	h := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	go func() { _ = h.Serve(l) }()
-	return func() { _ = h.Close() }, nil
+	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	h := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = h.Serve(l)
+	}()
+	return func() {
+		_ = h.Close()
+		<-done
+	}, nil
 }
+
+func (s *nnrpServeOptions) metricsURL() string { return "http://" + s.Metrics + "/metrics" }
 
 // quietQUIC keeps quic-go from writing about socket buffer sizes past the logger.
 func quietQUIC() { _ = os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true") }
