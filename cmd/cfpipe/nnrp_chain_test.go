@@ -29,7 +29,7 @@ func TestChainAcrossNamespaces(t *testing.T) {
 	}
 	testenv.Watchdog(t, 120*time.Second)
 	path, err := lossylink.New(lossylink.Options{OneWay: 25 * time.Millisecond, Loss: 0.02, Seed: 3})
-	if errors.Is(err, lossylink.ErrUnavailable) {
+	if errors.Is(err, lossylink.ErrUnavailable) { // a container without CAP_NET_ADMIN
 		t.Skip(err)
 	}
 	require.NoError(t, err)
@@ -73,6 +73,10 @@ func TestChainAcrossNamespaces(t *testing.T) {
 	testenv.Eventually(t, 60*time.Second, results(30))
 	before := [2]int{rss(t, serve), rss(t, infer)}
 	testenv.Eventually(t, 60*time.Second, results(90))
+	now, newest := time.Now(), struct{ PTS int64 }{}
+	lines := bytes.Split(bytes.TrimSpace([]byte(infer.Stdout())), []byte("\n"))
+	require.NoError(t, json.Unmarshal(lines[len(lines)-1], &newest))
+	behind := now.Sub(time.Unix(0, newest.PTS))
 	after := [2]int{rss(t, serve), rss(t, infer)}
 	require.NoError(t, infer.Stop(t, syscall.SIGTERM, 20*time.Second))
 	require.NoError(t, serve.Stop(t, syscall.SIGTERM, 20*time.Second))
@@ -82,13 +86,16 @@ func TestChainAcrossNamespaces(t *testing.T) {
 		Seq, PTS  int64
 		RoundTrip float64 `json:"round_trip_ms"`
 	}
-	lines := bytes.Split(bytes.TrimSpace([]byte(infer.Stdout())), []byte("\n"))
+	lines = bytes.Split(bytes.TrimSpace([]byte(infer.Stdout())), []byte("\n"))
 	require.NoError(t, json.Unmarshal(lines[0], &first))
 	require.NoError(t, json.Unmarshal(lines[len(lines)-1], &last))
 	require.GreaterOrEqual(t, last.RoundTrip, 50.0, "the path is in between")
 	seconds := float64(last.PTS-first.PTS) / 1e9
-	t.Logf("%d results for %d pictures in %.1f s; KiB: runtime %d → %d, infer %d → %d", len(lines), last.Seq-first.Seq+1, seconds, before[0], after[0], before[1], after[1])
+	pictures := last.Seq - first.Seq + 1
+	t.Logf("%d results for %d pictures in %.1f s, the newest %v old; KiB: runtime %d → %d, infer %d → %d", len(lines), pictures, seconds, behind, before[0], after[0], before[1], after[1])
 	require.Greater(t, float64(len(lines))/seconds, 3.0, "results a second")
+	require.Less(t, int64(len(lines)), pictures, "what the path is too slow for is passed over")
+	require.Less(t, behind, 3*time.Second, "and not queued: the results are those of new pictures")
 	require.Less(t, after[0], before[0]+16<<10)
 	require.Less(t, after[1], before[1]+16<<10)
 }
