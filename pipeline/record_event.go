@@ -172,7 +172,11 @@ func (r *recorder) event(ctx context.Context) {
 	r.begins(in)
 	defer func() {
 		if ctx.Err() != nil {
-			if done := r.on.plan.Abandon(time.Now()); done != nil {
+			at := time.Now()
+			if !in.ended.IsZero() {
+				at = in.ended // what came until then was read
+			}
+			if done := r.on.plan.Abandon(at); done != nil {
 				r.on.now = *done
 			}
 		}
@@ -212,11 +216,13 @@ func (r *recorder) event(ctx context.Context) {
 			}
 		}
 		// A packet behind the end ends it. What is to be presented until the end is decoded before.
-		if end, known := r.on.plan.End(); known && it.DTS > end.UnixNano() {
-			if it.Track != videoTrack {
+		if end, known := r.on.plan.End(); known {
+			now := time.Now()
+			at, behind := behindEnd(it.DTS, now, end, now.Sub(end))
+			if behind && it.Track != videoTrack {
 				continue
 			}
-			if r.finished(time.Unix(0, it.DTS), log) {
+			if behind && r.finished(at, log) {
 				return
 			}
 		}
@@ -226,6 +232,19 @@ func (r *recorder) event(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// behindEnd says whether a packet lies behind an event's end, which lies past before now, and when that is so. What has just come is as
+// late as the monotonic clock says: the system's may have been set since the trigger, and the packets' times with it.
+func behindEnd(dts int64, now, end time.Time, past time.Duration) (at time.Time, behind bool) {
+	at = time.Unix(0, dts)
+	if lag := now.Sub(at); lag > wallSlack || lag < -wallSlack { // read from the ring, or of a clock of its own
+		return at, at.After(end)
+	}
+	if at.After(end) {
+		return now, past >= 0
+	}
+	return now, past > wallSlack
 }
 
 // finished ends the event unless a trigger has prolonged it beyond at.

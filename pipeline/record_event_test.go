@@ -354,6 +354,28 @@ func TestRecordEventHere(t *testing.T) {
 	}
 }
 
+func TestBehindEnd(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	for name, c := range map[string]struct {
+		dts, end, past time.Duration // from now; past is what the monotonic clock says
+		behind         bool
+	}{
+		"before the end":               {0, time.Second, -time.Second, false},
+		"behind it":                    {0, -time.Second, time.Second, true},
+		"the camera is late":           {-time.Second, -500 * time.Millisecond, 500 * time.Millisecond, false},
+		"the camera is early":          {time.Second, 500 * time.Millisecond, -500 * time.Millisecond, false},
+		"from the ring, before":        {-time.Minute, -time.Second, time.Second, false},
+		"from the ring, behind":        {-time.Minute, -2 * time.Minute, 2 * time.Minute, true},
+		"the clock was set back":       {0, time.Hour, 10 * time.Second, true},
+		"set back, before the end":     {0, time.Hour, -time.Second, false},
+		"the clock was set forward":    {0, -time.Hour, -10 * time.Second, false},
+		"set forward, the end is past": {0, -time.Hour, time.Second, true},
+	} {
+		_, behind := behindEnd(now.Add(c.dts).UnixNano(), now, now.Add(c.end), c.past)
+		require.Equal(t, c.behind, behind, name)
+	}
+}
+
 func TestRingReach(t *testing.T) {
 	ring := func(slots, bytes, packets, size int, from int64) packetring.Snapshot {
 		s := packetring.Snapshot{Info: packetring.Info{Slots: slots, DataSize: bytes}}

@@ -244,7 +244,7 @@ func TestRecordErrors(t *testing.T) {
 func TestRecordDamagedKeyframe(t *testing.T) {
 	t.Parallel()
 	dir, key := place(t)
-	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: media.H264}})
+	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: media.H264, Slots: 1024, DataSize: 16 << 20}})
 	require.NoError(t, err)
 	defer pub.Close(framering.ReasonNormal)
 	ctx, cancel := context.WithCancel(t.Context())

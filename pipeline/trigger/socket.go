@@ -328,6 +328,8 @@ func late(ctx context.Context, err error) error {
 		return fmt.Errorf("no answer: %w", os.ErrDeadlineExceeded)
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("uid %d may not trigger it: run as the recorder's user, or start it with --group: %w", os.Getuid(), err)
 	case errors.Is(err, io.EOF):
 		return errors.New("it has closed the connection without an answer: is it ending?")
 	}

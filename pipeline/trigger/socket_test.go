@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,6 +74,18 @@ func TestSend(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, os.FileMode(0o600), fi.Mode().Perm())
 	}
+
+	gid := os.Getgid()
+	if gid == 0 {
+		gid = 65534 // root may give it to any
+	}
+	group, err := Listen(ListenOptions{RuntimeDir: dir, Key: "grp", GID: gid, Handle: func(Request, time.Time) Answer { return Answer{} }})
+	require.NoError(t, err)
+	fi, err := os.Stat(group.path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o660), fi.Mode().Perm())
+	require.EqualValues(t, gid, fi.Sys().(*syscall.Stat_t).Gid)
+	require.NoError(t, group.Close())
 
 	for _, bad := range []Request{
 		{Action: "go"}, {Action: Start, For: 1}, {For: -1}, {For: MaxFor + 1}, {Reason: strings.Repeat("x", MaxReason+1)}, {Reason: "\xff"}, {Reason: "a\nb"},
