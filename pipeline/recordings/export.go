@@ -231,7 +231,13 @@ func (e *exporter) open(f File) (*source, error) {
 		file.Close()
 		return nil, err
 	}
-	r, err := mux.OpenReader(cancelled{io.NewSectionReader(file, 0, info.Size()), e.ctx}, f.Start, e.log)
+	end := info.Size()
+	if !f.Finished { // the torn end of a fragment is no access unit
+		if s, err := mux.Summarize(file); err == nil {
+			end = s.Bytes
+		}
+	}
+	r, err := mux.OpenReader(cancelled{io.NewSectionReader(file, 0, end), e.ctx}, f.Start, e.log)
 	if err != nil {
 		file.Close()
 		return nil, err
