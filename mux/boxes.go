@@ -16,8 +16,8 @@ import (
 const (
 	maxMoov = 128 << 20
 	maxMoof = 4 << 20
-	// maxSamples bounds what a damaged table is counted through for.
-	maxSamples = 1 << 26
+	// maxSamples bounds what a damaged file may count to: a week of 25 pictures a second.
+	maxSamples = 1 << 24
 )
 
 var errBox = errors.New("a box is damaged")
@@ -221,7 +221,7 @@ func (m *mp4File) moov(b []byte) {
 		}
 	}
 	if seen != nil {
-		m.samples(child(seen, "mdia", "minf", "stbl"))
+		m.tables(child(seen, "mdia", "minf", "stbl"))
 	}
 }
 
@@ -240,8 +240,8 @@ func (m *mp4File) video(trak []byte, entry box) {
 	}
 }
 
-// samples reads the tables of an ordinary MP4.
-func (m *mp4File) samples(stbl []byte) {
+// tables reads those of an ordinary MP4. They count in runs: what they say is taken in as many steps as they have entries.
+func (m *mp4File) tables(stbl []byte) {
 	_, _, sizes := fullBox(child(stbl, "stsz"))
 	sizes.skip(4)
 	count := min(int64(sizes.u32()), maxSamples)
@@ -253,36 +253,39 @@ func (m *mp4File) samples(stbl []byte) {
 	times.skip(4)
 	shifts.skip(4)
 	dts := int64(0)
-	var run, shiftRun, step uint32
-	var shift int32
-	for range count {
+	var run, step, shiftRun, shift int64
+	for count > 0 {
 		for run == 0 && len(times.b) > 0 {
-			run, step = times.u32(), times.u32()
+			run, step = int64(times.u32()), int64(times.u32())
 		}
 		for shiftRun == 0 && len(shifts.b) > 0 {
-			shiftRun, shift = shifts.u32(), int32(shifts.u32())
+			shiftRun, shift = int64(shifts.u32()), int64(int32(shifts.u32()))
 		}
-		if run == 0 {
+		n := min(run, count)
+		if shiftRun > 0 {
+			n = min(n, shiftRun)
+			shiftRun -= n
+		}
+		if n == 0 {
 			break
 		}
-		m.sample(dts+int64(shift), int64(step))
-		dts += int64(step)
-		run--
-		if shiftRun > 0 {
-			shiftRun--
-		}
+		m.samples(n, dts+shift, step)
+		dts += n * step
+		run -= n
+		count -= n
 	}
 	if sync := child(stbl, "stss"); sync != nil {
 		_, _, f := fullBox(sync)
-		m.Keyframes = int(f.u32())
+		m.Keyframes = min(int(f.u32()), m.Packets)
 	} else {
 		m.Keyframes = m.Packets
 	}
 }
 
-func (m *mp4File) sample(pts, duration int64) {
-	m.Packets++
-	m.first, m.end = min(m.first, pts), max(m.end, pts+duration)
+// samples counts n of them, the first of which is shown at pts.
+func (m *mp4File) samples(n, pts, duration int64) {
+	m.Packets += int(n)
+	m.first, m.end = min(m.first, pts), max(m.end, pts+n*duration)
 }
 
 // moof reads the runs of a fragment.
@@ -326,7 +329,7 @@ func (m *mp4File) moof(b []byte) {
 
 func (m *mp4File) run(b []byte, dts uint64, duration, flags uint32) uint64 {
 	_, has, f := fullBox(b)
-	count := min(f.u32(), maxSamples/16) // 4 bytes each at the least, unless they say nothing at all
+	count := f.u32()
 	if has&0x1 != 0 {
 		f.skip(4)
 	}
@@ -334,8 +337,11 @@ func (m *mp4File) run(b []byte, dts uint64, duration, flags uint32) uint64 {
 	if has&0x4 != 0 {
 		first = f.u32()
 	}
+	if has&0xF00 == 0 { // all of them are alike, but for the first's flags
+		return m.alike(dts, min(count, maxSamples), duration, first, flags)
+	}
 	for i := range count {
-		if len(f.b) == 0 && has&0xF00 != 0 {
+		if len(f.b) == 0 {
 			break
 		}
 		d, fl, shift := duration, flags, int32(0)
@@ -357,13 +363,28 @@ func (m *mp4File) run(b []byte, dts uint64, duration, flags uint32) uint64 {
 		if dts > math.MaxInt64/4 {
 			break
 		}
-		m.sample(int64(dts)+int64(shift), int64(d))
+		m.samples(1, int64(dts)+int64(shift), int64(d))
 		if fl&notSync == 0 {
 			m.Keyframes++
 		}
 		dts += uint64(d)
 	}
 	return dts
+}
+
+// alike counts samples that say nothing of themselves.
+func (m *mp4File) alike(dts uint64, count, duration, first, flags uint32) uint64 {
+	if count == 0 || dts > math.MaxInt64/4 || m.Packets >= maxSamples {
+		return dts
+	}
+	m.samples(int64(count), int64(dts), int64(duration))
+	if first&notSync == 0 {
+		m.Keyframes++
+	}
+	if flags&notSync == 0 {
+		m.Keyframes += int(count) - 1
+	}
+	return dts + uint64(count)*uint64(duration)
 }
 
 // mp4Tag finds an entry of the metadata, in MP4's form and in QuickTime's.

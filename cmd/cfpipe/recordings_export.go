@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -103,7 +104,7 @@ func (x *exportFlags) run(cmd *cobra.Command, o *globalOptions, key string) erro
 	}
 	var done recordings.Exported
 	if toStdout {
-		done, err = recordings.Export(ctx, options)
+		done, err = exportToPipe(ctx, options)
 	} else {
 		done, err = recordings.ExportFile(ctx, x.out, x.force, options)
 	}
@@ -117,6 +118,31 @@ func (x *exportFlags) run(cmd *cobra.Command, o *globalOptions, key string) erro
 		return fmt.Errorf("export %s: %w", key, err)
 	}
 	return x.tell(cmd, o.Logger, done)
+}
+
+// pipeStall is how long a stopped export waits for a reader that takes nothing.
+const pipeStall = time.Second
+
+// exportToPipe is Export, but for a pipe that nobody reads: a write into it cannot be given up, the process can.
+func exportToPipe(ctx context.Context, o recordings.ExportOptions) (done recordings.Exported, err error) {
+	ended := make(chan struct{})
+	var x recordings.Exported
+	var xerr error
+	go func() {
+		defer close(ended)
+		x, xerr = recordings.Export(ctx, o)
+	}()
+	select {
+	case <-ended:
+		return x, xerr
+	case <-ctx.Done():
+	}
+	select {
+	case <-ended:
+		return x, xerr
+	case <-time.After(pipeStall):
+		return done, ctx.Err()
+	}
 }
 
 // tell says what was written.
