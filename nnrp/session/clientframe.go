@@ -90,7 +90,8 @@ func (c *Client) submit(ctx context.Context, m *nnrp.FrameSubmit, o SubmitOption
 	out.timer = time.AfterFunc(out.life, func() { c.giveUp(k, Expired) })
 	c.mu.Unlock()
 
-	sctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	// On a slow path a frame may take as long as it is of use and the server goes on reading.
+	sctx, cancel := context.WithTimeout(ctx, max(writeTimeout, min(out.life, bodyTimeout)))
 	defer cancel()
 	w, err := c.conn.OpenSend(sctx)
 	if err == nil {

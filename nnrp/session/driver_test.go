@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"io"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -390,4 +391,48 @@ func TestRefusedHandshake(t *testing.T) {
 			})
 		})
 	}
+}
+
+// narrowConn takes a while for every large write.
+type narrowConn struct {
+	*memConn
+	wait time.Duration
+}
+
+type narrowStream struct {
+	SendStream
+	wait time.Duration
+}
+
+func (c narrowConn) OpenSend(ctx context.Context) (SendStream, error) {
+	w, err := c.memConn.OpenSend(ctx)
+	return narrowStream{w, c.wait}, err
+}
+
+func (s narrowStream) Write(b []byte) (int, error) {
+	if len(b) >= 4096 {
+		time.Sleep(s.wait) // of the bubble's clock
+	}
+	return s.SendStream.Write(b)
+}
+
+// TestSlowPath: a frame takes its time on a slow path while it is of use, and not longer.
+func TestSlowPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, &engine{instant: true}, Policy{})
+		c, err := Open(t.Context(), narrowConn{s.conn, 15 * time.Second}, ClientOptions{})
+		require.NoError(t, err)
+		large := strings.Repeat("x", 8192)
+		submit(t, c, large, nnrp.ClassKeyframe, 30_000)
+		o := nextOf(t, c)
+		require.Equal(t, Delivered, o.State)
+		require.GreaterOrEqual(t, o.Took, 15*time.Second)
+		o.Release()
+		submit(t, c, large, nnrp.ClassKeyframe, 5_000)
+		o = nextOf(t, c)
+		require.Equal(t, Expired, o.State)
+		require.Less(t, o.Took, 6*time.Second)
+		require.NoError(t, c.Close(t.Context()))
+		require.NoError(t, <-s.err)
+	})
 }
