@@ -8,9 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/media"
@@ -176,73 +174,6 @@ func sameVideo(a, b File, at time.Time) error {
 	}
 	name := func(f File) string { return fmt.Sprintf("%s %dx%d", media.CodecName(f.Video), f.Width, f.Height) }
 	return &ChangeError{At: at, Before: name(a), After: name(b)}
-}
-
-// source is a file that an export reads.
-type source struct {
-	*mux.Reader
-	f *os.File
-}
-
-func (s *source) Close() {
-	s.Reader.Close()
-	s.f.Close()
-}
-
-// cancelled reads until a context ends, and not beyond what there was when the file was opened: it may be growing.
-type cancelled struct {
-	*io.SectionReader
-	ctx context.Context
-}
-
-func (c cancelled) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.SectionReader.Read(b)
-}
-
-// Open opens a recorded file to read its bytes: no link is followed.
-func (f *File) open() (*os.File, error) {
-	dir, name := filepath.Split(f.Path)
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	file, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		file.Close()
-		return nil, errors.Join(err, fmt.Errorf("%s: %w", f.Path, mux.ErrNoRecording))
-	}
-	return file, nil
-}
-
-func (e *exporter) open(f File) (*source, error) {
-	file, err := f.open()
-	if err != nil {
-		return nil, err
-	}
-	info, err := file.Stat()
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	end := info.Size()
-	if !f.Finished { // the torn end of a fragment is no access unit
-		if s, err := mux.Summarize(file); err == nil {
-			end = s.Bytes
-		}
-	}
-	r, err := mux.OpenReader(cancelled{io.NewSectionReader(file, 0, end), e.ctx}, f.Start, e.log)
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	return &source{r, file}, nil
 }
 
 // chooseAudio takes the sound of the first file that has some which the format holds.
@@ -449,51 +380,3 @@ func (e *exporter) sound(j *joint, p media.Packet) error {
 	j.tookAudio = true
 	return nil
 }
-
-// ErrExists says that an output exists already.
-var ErrExists = errors.New("it exists; --force replaces it")
-
-// ExportFile exports into a file, which appears under its name when it is complete and not before: until then it is NAME.part, which goes away
-// on failure. A file that exists is replaced only by force.
-func ExportFile(ctx context.Context, path string, force bool, o ExportOptions) (done Exported, err error) {
-	if _, err := os.Lstat(path); err == nil && !force {
-		return done, fmt.Errorf("export to %s: %w", path, ErrExists)
-	}
-	part := path + ".part"
-	f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o666)
-	if err != nil {
-		return done, &OutputError{err}
-	}
-	defer func() {
-		f.Close()
-		if err != nil {
-			_ = os.Remove(part)
-		}
-	}()
-	o.Out, o.Seek = f, true
-	if done, err = Export(ctx, o); err != nil {
-		return done, err
-	}
-	if err := f.Close(); err != nil {
-		return done, &OutputError{err}
-	}
-	if force {
-		err = os.Rename(part, path)
-	} else if err = os.Link(part, path); err == nil { // unlike Rename it replaces nothing that came in between
-		err = os.Remove(part)
-	} else if errors.Is(err, os.ErrExist) {
-		err = ErrExists
-	} else {
-		err = os.Rename(part, path) // a file system without links
-	}
-	if err != nil {
-		return done, &OutputError{fmt.Errorf("export to %s: %w", path, err)}
-	}
-	return done, nil
-}
-
-// OutputError says that an output could not be made: no recording is missing.
-type OutputError struct{ Err error }
-
-func (e *OutputError) Error() string { return e.Err.Error() }
-func (e *OutputError) Unwrap() error { return e.Err }

@@ -285,8 +285,8 @@ func Scan(ctx context.Context, places []Place, q Query, progress func(files int)
 	return list, nil
 }
 
-// refresh looks at files that the index told of: those that are gone are left out, and those that were not finished are asked how far they are.
-func refresh(list []File) []File {
+// present leaves out files that are gone.
+func present(list []File) []File {
 	return slices.DeleteFunc(list, func(f File) bool {
 		info, err := os.Lstat(f.Path)
 		return err != nil || !info.Mode().IsRegular()

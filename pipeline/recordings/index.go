@@ -233,7 +233,7 @@ func (x *Index) List(ctx context.Context, q Query) ([]File, error) {
 // current is what is true of files now that an index told of.
 func current(list []File, q Query) []File {
 	n := 0
-	for _, f := range refresh(list) {
+	for _, f := range present(list) {
 		if !f.Finished {
 			f.update()
 		}

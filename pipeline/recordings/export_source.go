@@ -1,0 +1,80 @@
+package recordings
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/cfpipe/cfpipe/mux"
+)
+
+// source is a file that an export reads.
+type source struct {
+	*mux.Reader
+	f *os.File
+}
+
+func (s *source) Close() {
+	s.Reader.Close()
+	s.f.Close()
+}
+
+// cancelled reads until a context ends, and not beyond what there was when the file was opened: it may be growing.
+type cancelled struct {
+	*io.SectionReader
+	ctx context.Context
+}
+
+func (c cancelled) Read(b []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.SectionReader.Read(b)
+}
+
+// open opens a recorded file to read its bytes: no link is followed.
+func (f *File) open() (*os.File, error) {
+	dir, name := filepath.Split(f.Path)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	file, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		file.Close()
+		return nil, errors.Join(err, fmt.Errorf("%s: %w", f.Path, mux.ErrNoRecording))
+	}
+	return file, nil
+}
+
+func (e *exporter) open(f File) (*source, error) {
+	file, err := f.open()
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	end := info.Size()
+	if !f.Finished { // the torn end of a fragment is no access unit
+		if s, err := mux.Summarize(file); err == nil {
+			end = s.Bytes
+		}
+	}
+	r, err := mux.OpenReader(cancelled{io.NewSectionReader(file, 0, end), e.ctx}, f.Start, e.log)
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return &source{r, file}, nil
+}
