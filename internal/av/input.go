@@ -242,7 +242,7 @@ func (d *demuxer) deliver(ctx context.Context, sink media.Sink, i int) error {
 		}
 	}
 	raw, interval := t.times(d.pkt)
-	pts, dts, jumped, ok := d.in.clock.stamp(t.Kind, raw, interval)
+	pts, dts, jumped, ok := d.in.clock.stamp(t.Kind, p.Flags&media.FlagKey != 0, raw, interval)
 	if !ok {
 		return nil
 	}

@@ -66,9 +66,9 @@ func (c *inputClock) nextLoop() {
 	}
 }
 
-// stamp returns a packet's Unix times. jumped is true for the first packet of each track after a jump; ok is false for a packet
+// stamp returns a packet's Unix times; key says that decoding can begin with it. jumped is true for the first packet of each track after a jump; ok is false for a packet
 // that must be dropped: one of a loop's overhanging audio.
-func (c *inputClock) stamp(kind media.Kind, in inputTimes, interval int64) (pts, dts int64, jumped, ok bool) {
+func (c *inputClock) stamp(kind media.Kind, key bool, in inputTimes, interval int64) (pts, dts int64, jumped, ok bool) {
 	t := &c.kinds[kind]
 	if !c.anchored {
 		c.anchor(time.Now(), in.dts)
@@ -85,7 +85,9 @@ func (c *inputClock) stamp(kind media.Kind, in inputTimes, interval int64) (pts,
 		}
 	}
 	c.newest = max(c.newest, in.dts)
-	c.checkClocks(in.dts)
+	if c.master != media.Video || kind == media.Video && key { // where a file can begin: no picture is lost to a cut
+		c.checkClocks(in.dts)
+	}
 	dts, pts = in.dts+c.offset, in.pts+c.offset
 	jumped = t.epoch != c.epoch && c.packets > 0
 	if t.started && !jumped {

@@ -35,6 +35,7 @@ type keeper struct {
 	next    *Config // not adopted yet
 	ledgers map[string]*ledger
 	site    Retention
+	ages    ages
 	told    time.Time // when it was last said that nothing is left to remove
 }
 
@@ -125,6 +126,12 @@ func (k *keeper) list() (list []*ledger, site Retention) {
 // pass removes what the bounds do not allow.
 func (k *keeper) pass(ctx context.Context, now time.Time) {
 	k.adopt()
+	k.mu.Lock()
+	step := k.ages.look(now)
+	k.mu.Unlock()
+	if step != 0 {
+		k.log.Warn("the system's clock was set; recordings are aged by the time that has passed", "by", step.Round(time.Second))
+	}
 	ledgers, site := k.list()
 	for _, l := range ledgers {
 		if l.scanned.IsZero() || now.Sub(l.scanned) > l.rescan() || now.Before(l.scanned) {
@@ -159,7 +166,7 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 	}
 	expired := func(l []*ledger, age Duration) bool {
 		e, from := k.oldest(ctx, l)
-		return from != nil && age > 0 && now.Sub(e.at) > time.Duration(age)
+		return from != nil && age > 0 && k.ages.of(e.at, now) > time.Duration(age)
 	}
 	for _, l := range ledgers {
 		own := []*ledger{l}
@@ -179,6 +186,13 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 	if removed > 0 {
 		k.log.Info("oldest recordings removed", "files", removed, "bytes", bytes)
 	}
+}
+
+// clockSteps is how often the system's clock was set.
+func (k *keeper) clockSteps() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.ages.total
 }
 
 // makeRoom removes files of ledgers, which lie on one file system, until so much of it is free.

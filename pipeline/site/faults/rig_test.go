@@ -174,7 +174,7 @@ func (r *rig) finish() map[string]uint64 {
 	testenv.Eventually(r.t, 30*time.Second, func() error {
 		for id, s := range r.stages() {
 			name, ok := strings.CutPrefix(id, "ingest ")
-			if !ok {
+			if !ok || r.cams[name] == nil {
 				continue
 			}
 			if s.Ingest == nil || s.Ingest.Connected {
