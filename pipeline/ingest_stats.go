@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cfpipe/cfpipe/internal/rtsp"
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
@@ -16,6 +17,15 @@ type IngestStats struct {
 	LastError  string // why the last connection ended; without credentials
 	Video      IngestTrackStats
 	Audio      IngestTrackStats
+	Network    *NetworkStats `json:",omitempty"` // nil: the source is no RTSP camera
+}
+
+// NetworkStats are what an RTSP camera's packets went through on their way, over all its connections.
+type NetworkStats struct {
+	Packets uint64        // RTP packets that came
+	Lost    uint64        // RTP packets missing between them
+	Clocked bool          // the camera tells its own time (RTCP sender reports)
+	Ahead   time.Duration // of its clock against this host's; the delay of the network counts as behind
 }
 
 // IngestTrackStats are the totals of one key.
@@ -45,6 +55,10 @@ func (in *Ingest) Stats() IngestStats {
 	s := in.state.s
 	s.Video = in.sink.outputs[0].seen.snapshot()
 	s.Audio = in.sink.outputs[1].seen.snapshot()
+	if camera, ok := in.o.Source.(*rtsp.Source); ok {
+		n := camera.Stats()
+		s.Network = &NetworkStats{Packets: n.RTPPackets, Lost: n.RTPLost, Clocked: n.Clocked, Ahead: n.Ahead}
+	}
 	return s
 }
 

@@ -184,6 +184,7 @@ func (r *recorder) notice(it item) {
 			r.segmenter.Lost(it.Lost)
 			r.progress.Lost += it.Lost
 			r.o.Counter.lost.Add(it.Lost)
+			r.o.Counter.overruns.Add(1)
 		}
 	}
 }

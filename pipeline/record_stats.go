@@ -12,6 +12,7 @@ type RecordStats struct {
 	Files     uint64        // opened
 	Packets   uint64        // access units of video in files; the fragment that is being written is not counted yet
 	Lost      uint64        // access units that the ring had passed on before they were read
+	Overruns  uint64        // how often that has happened
 	Dropped   uint64        // access units that were read and that the disk did not take
 	Failures  uint64        // errors of the disk
 	Failing   bool          // the disk does not take the file now
@@ -31,17 +32,17 @@ type RecordStats struct {
 // another recorder after the first has ended.
 type RecordCounter struct {
 	// Written by the recorder's goroutine, read by any. Nothing is derived from two of them, so they need no common order.
-	files, packets, lost, dropped, failures         atomic.Uint64
-	fileBytes, writes, syncs                        atomic.Uint64
-	writeTime, syncTime, slowest, newest, busySince atomic.Int64
-	failing, event                                  atomic.Bool
-	events                                          atomic.Uint64
+	files, packets, lost, overruns, dropped, failures atomic.Uint64
+	fileBytes, writes, syncs                          atomic.Uint64
+	writeTime, syncTime, slowest, newest, busySince   atomic.Int64
+	failing, event                                    atomic.Bool
+	events                                            atomic.Uint64
 }
 
 // Stats may be called at any time from any goroutine.
 func (c *RecordCounter) Stats() RecordStats {
 	s := RecordStats{
-		Files: c.files.Load(), Packets: c.packets.Load(), Lost: c.lost.Load(), Dropped: c.dropped.Load(), Failures: c.failures.Load(),
+		Files: c.files.Load(), Packets: c.packets.Load(), Lost: c.lost.Load(), Overruns: c.overruns.Load(), Dropped: c.dropped.Load(), Failures: c.failures.Load(),
 		Failing: c.failing.Load(), FileBytes: c.fileBytes.Load(), Writes: c.writes.Load(), WriteTime: time.Duration(c.writeTime.Load()),
 		Events: c.events.Load(), Event: c.event.Load(), Syncs: c.syncs.Load(), SyncTime: time.Duration(c.syncTime.Load()), Slowest: time.Duration(c.slowest.Load()),
 	}

@@ -80,10 +80,15 @@ type SourceStats struct {
 	Corrupt    uint64 // access units handed on with parts missing
 	Oversized  uint64 // access units larger than MaxUnit, dropped
 	Waiting    uint64 // access units dropped in front of the first keyframe
+
+	Clocked bool          // the camera tells its own time (RTCP sender reports)
+	Ahead   time.Duration // of the camera's clock against this host's; the delay of the network counts as behind
 }
 
 type counters struct {
 	rtpPackets, rtpLost, malformed, corrupt, oversized, waiting atomic.Uint64
+	clocked                                                     atomic.Bool
+	ahead                                                       atomic.Int64
 }
 
 // Source is an RTSP client that implements media.Source: each Run is one connection.
@@ -141,6 +146,7 @@ func (s *Source) Stats() SourceStats {
 	return SourceStats{
 		RTPPackets: s.stats.rtpPackets.Load(), RTPLost: s.stats.rtpLost.Load(), Malformed: s.stats.malformed.Load(),
 		Corrupt: s.stats.corrupt.Load(), Oversized: s.stats.oversized.Load(), Waiting: s.stats.waiting.Load(),
+		Clocked: s.stats.clocked.Load(), Ahead: time.Duration(s.stats.ahead.Load()),
 	}
 }
 

@@ -167,10 +167,18 @@ func (t *feedTrack) rtcp(b []byte, at clock.Instant) {
 	if report {
 		t.clock.SenderReport(sr.ntp, sr.time, at)
 		t.lastSR, t.lastSRAt = sr.ntp, at
+		f.tellAhead()
 	}
 	if bye {
 		f.bye.Store(at.Mono)
 	}
+}
+
+// tellAhead updates what Stats says of the camera's clock.
+func (f *feed) tellAhead() {
+	ahead, known := f.clock.Ahead()
+	f.stats.clocked.Store(known)
+	f.stats.ahead.Store(ahead)
 }
 
 // video takes an access unit from the depacketizer.
@@ -190,6 +198,9 @@ func (t *feedTrack) video(u unit) {
 		return
 	}
 	pts, gap := t.clock.Time(u.time, u.at, u.key)
+	if u.key { // sooner than with the next report, and also when this host's clock was set
+		f.tellAhead()
+	}
 	if !t.untimed && t.clock.ByArrival() {
 		t.untimed = true // told once: it may come and go
 		f.log.Warn("RTP timestamps stand still, run backwards or jump all the time: the time of arrival is taken instead", "track", t.format.track.Name)

@@ -12,13 +12,23 @@ import (
 // siteCollector makes the metrics when they are asked for: between two scrapes they cost nothing.
 type siteCollector struct{ site *Site }
 
+// documented is every metric in the order of its definition: docs/metrics.md is made of it.
+var documented []documentedMetric
+
+type documentedMetric struct {
+	name, help string
+	labels     []string
+}
+
 func metric(name, help string, labels ...string) *prometheus.Desc {
+	documented = append(documented, documentedMetric{"cfpipe_" + name, help, labels})
 	return prometheus.NewDesc("cfpipe_"+name, help, labels, nil)
 }
 
 var (
 	siteReloads   = metric("site_reloads_total", "Configurations taken over since the start.")
 	siteReloadOK  = metric("site_reload_ok", "1 when the newest attempt to load the file was good.")
+	siteClock     = metric("site_clock_steps_total", "How often the system's clock was set while the site ran.")
 	stageUp       = metric("stage_up", "1 when the stage runs.", "kind", "key")
 	stageRestarts = metric("stage_restarts_total", "How often the stage has failed and was started again.", "kind", "key")
 
@@ -31,6 +41,9 @@ var (
 	ingestGaps       = metric("ingest_gaps_total", "Access units marked DISCONTINUITY.", "key", "track")
 	ingestCorrupt    = metric("ingest_corrupt_total", "Access units marked CORRUPT.", "key", "track")
 	ingestOversized  = metric("ingest_oversized_total", "Access units larger than the ring takes, left out.", "key", "track")
+	ingestRTP        = metric("ingest_rtp_packets_total", "RTP packets that came from the camera.", "key")
+	ingestRTPLost    = metric("ingest_rtp_lost_total", "RTP packets missing between them: what the network has lost.", "key")
+	ingestClock      = metric("ingest_clock_offset_seconds", "The camera's clock (RTCP) against this host's: above 0 it is ahead. None where the camera tells no time.", "key")
 	ingestAge        = metric("ingest_last_packet_age_seconds", "Since the newest access unit came.", "key", "track")
 
 	decodePictures = metric("decode_pictures_total", "Pictures decoded.", "key")
@@ -42,12 +55,15 @@ var (
 	publisherSeconds = metric("publisher_buffered_seconds", "Time that the ring holds.", "key")
 	publisherReaders = metric("publisher_readers", "Readers.", "key")
 	readerLag        = metric("reader_lag_packets", "How far the reader is behind.", "key", "reader", "bit")
+	readerSeen       = metric("reader_seen_age_seconds", "Since the reader last said how far it is: some seconds, or it hangs.", "key", "reader", "bit")
 	readerFill       = metric("reader_lag_ratio", "The same as a part of what the ring holds: at 1 the reader loses packets.", "key", "reader", "bit")
 
-	recordPackets  = metric("record_packets_total", "Access units written.", "key")
+	recordPackets  = metric("record_packets_total", "Access units in files.", "key")
 	recordBytes    = metric("record_bytes_total", "Bytes written into files.", "key")
 	recordFiles    = metric("record_files_total", "Files opened.", "key")
 	recordLost     = metric("record_lost_total", "Access units that the ring had passed on before they were read.", "key")
+	recordOverruns = metric("record_overruns_total", "How often that has happened.", "key")
+	recordDropped  = metric("record_dropped_total", "Access units that were read and that the disk did not take.", "key")
 	recordFailures = metric("record_failures_total", "Errors of the disk.", "key")
 	recordFailing  = metric("record_failing", "1 when the disk does not take the file.", "key")
 	recordWrites   = metric("record_writes_total", "Calls of write.", "key")
@@ -63,10 +79,11 @@ var (
 
 	eventCount     = metric("events_total", "Events begun.", "key")
 	eventActive    = metric("event_active", "1 while an event is recorded.", "key")
-	eventPackets   = metric("event_packets_total", "Access units written.", "key")
+	eventPackets   = metric("event_packets_total", "Access units in files.", "key")
 	eventBytes     = metric("event_bytes_total", "Bytes written into files.", "key")
 	eventFiles     = metric("event_files_total", "Files opened.", "key")
 	eventLost      = metric("event_lost_total", "Access units that the ring had passed on before they were read.", "key")
+	eventDropped   = metric("event_dropped_total", "Access units that were read and that the disk did not take.", "key")
 	eventFailures  = metric("event_failures_total", "Errors of the disk.", "key")
 	eventFailing   = metric("event_failing", "1 when the disk does not take the file.", "key")
 	eventFree      = metric("event_free_bytes", "Space left where the files are written.", "key")
@@ -103,6 +120,7 @@ func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
 	st := c.site.Status()
 	e.count(siteReloads, uint64(st.Reloads))
 	e.gauge(siteReloadOK, bit(st.ReloadError == ""))
+	e.count(siteClock, c.site.keeper.clockSteps())
 	for _, s := range st.Stages {
 		e.gauge(stageUp, bit(s.State == StateRunning), s.Kind, s.Key)
 		e.count(stageRestarts, uint64(s.Restarts), s.Kind, s.Key)
@@ -174,6 +192,13 @@ func bit(b bool) float64 {
 
 func (e emitter) ingest(key string, s pipeline.IngestStats) {
 	e.gauge(ingestConnected, bit(s.Connected), key)
+	if n := s.Network; n != nil {
+		e.count(ingestRTP, n.Packets, key)
+		e.count(ingestRTPLost, n.Lost, key)
+		if n.Clocked {
+			e.gauge(ingestClock, n.Ahead.Seconds(), key)
+		}
+	}
 	e.count(ingestConnects, s.Connects, key)
 	e.count(ingestReconnects, s.Reconnects, key)
 	for _, t := range []struct {
@@ -198,6 +223,8 @@ func (e emitter) record(key string, s pipeline.RecordStats) {
 	e.count(recordBytes, s.FileBytes, key)
 	e.count(recordFiles, s.Files, key)
 	e.count(recordLost, s.Lost, key)
+	e.count(recordOverruns, s.Overruns, key)
+	e.count(recordDropped, s.Dropped, key)
 	e.count(recordFailures, s.Failures, key)
 	e.gauge(recordFailing, bit(s.Failing), key)
 	e.count(recordWrites, s.Writes, key)
@@ -218,6 +245,7 @@ func (e emitter) events(key string, s pipeline.RecordStats) {
 	e.count(eventBytes, s.FileBytes, key)
 	e.count(eventFiles, s.Files, key)
 	e.count(eventLost, s.Lost, key)
+	e.count(eventDropped, s.Dropped, key)
 	e.count(eventFailures, s.Failures, key)
 	e.gauge(eventFailing, bit(s.Failing), key)
 }
@@ -260,6 +288,7 @@ func (e emitter) publisher(k pipeline.KeyStatus) {
 		}
 		at := strconv.Itoa(r.Bit)
 		e.gauge(readerLag, float64(*r.Lag), k.Key, r.Name, at)
+		e.gauge(readerSeen, *r.SeenSeconds, k.Key, r.Name, at)
 		if n := k.Packets.BufferedPackets; n > 0 && !r.Frames {
 			e.gauge(readerFill, float64(*r.Lag)/float64(n), k.Key, r.Name, at)
 		}

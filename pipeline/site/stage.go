@@ -231,6 +231,7 @@ func plus(a, b pipeline.RecordStats) pipeline.RecordStats {
 	b.Files += a.Files
 	b.Packets += a.Packets
 	b.Lost += a.Lost
+	b.Overruns += a.Overruns
 	b.Dropped += a.Dropped
 	b.Failures += a.Failures
 	b.FileBytes += a.FileBytes
