@@ -14,6 +14,9 @@ const (
 	subscriberSlots = 32   // entries of the table, the sentinel's included
 	blockSize       = 7424 // bytes of the file: sizeof(cuframes_shared_header_t)
 
+	// ControlBytes is what the control block of a key takes of /dev/shm: whole pages.
+	ControlBytes = 8 << 10
+
 	headerSize     = 0x100
 	slotSize       = 192
 	subscriberSize = 128

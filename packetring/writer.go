@@ -82,6 +82,15 @@ type WriterStats struct {
 	Oversized                 uint64 // packets refused
 }
 
+// Size is how many bytes of /dev/shm a ring of this configuration takes.
+func (c Config) Size() (int64, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return 0, fmt.Errorf("packet ring: %w", err)
+	}
+	return int64(fileSize(uint32(c.Slots), uint32(c.DataSize))), nil
+}
+
 // Create makes the ring of a key and owns it until Close or the end of the process. It returns ErrExists when a living writer holds
 // the key, and an error that names the sizes when /dev/shm has no room (*shm.SpaceError). It does not block.
 func Create(key string, c Config) (*Writer, error) {

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,13 +62,47 @@ func (in *Ingest) check(ctx context.Context) error {
 			return err
 		}
 	}
-	path := shm.Dir + "/" + framering.PacketShmName(in.o.Key)
-	free, total, err := shm.Free()
-	if st, serr := os.Stat(path); serr == nil {
-		free += st.Size() // a dead publisher's, which is replaced
+	return in.checkSpace()
+}
+
+// ShmBytes is how much of /dev/shm the publication takes: the rings of video and audio and a control block for each key. The pictures of
+// a frame ring are not there, they are memory of their own (memfd) or the GPU's.
+func (o IngestOptions) ShmBytes() int64 {
+	var sum int64
+	add := func(slots, bytes int) {
+		n, err := packetring.Config{Slots: slots, DataSize: bytes}.Size()
+		if err == nil { // else the ring is refused anyway
+			sum += n + framering.ControlBytes
+		}
 	}
-	if err == nil && free < int64(in.o.PacketBytes) {
-		return &shm.SpaceError{Path: path, Asked: int64(in.o.PacketBytes), Free: free, Total: total}
+	add(cmp.Or(o.PacketSlots, defaultIngestSlots), cmp.Or(o.PacketBytes, defaultIngestBytes))
+	if !o.NoAudio {
+		add(defaultIngestSlots, audioBytes)
+	}
+	if o.Decode != nil { // another generation of the frame ring stands beside the one before for a moment
+		sum += framering.ControlBytes
+	}
+	return sum
+}
+
+func (in *Ingest) checkSpace() error {
+	free, total, err := shm.Free()
+	if err != nil {
+		return nil // creating the ring says what is wrong
+	}
+	keys := []string{in.o.Key}
+	if !in.o.NoAudio {
+		keys = append(keys, in.o.Key+AudioSuffix)
+	}
+	for _, key := range keys { // what a dead publisher has left is replaced
+		for _, name := range []string{framering.ShmName(key), framering.PacketShmName(key)} {
+			if st, err := os.Stat(shm.Dir + "/" + name); err == nil {
+				free += st.Size()
+			}
+		}
+	}
+	if asked := in.o.ShmBytes(); free < asked {
+		return &shm.SpaceError{Path: shm.Dir + "/" + framering.PacketShmName(in.o.Key), Asked: asked, Free: free, Total: total}
 	}
 	return nil
 }

@@ -67,8 +67,7 @@ func (c *inputClock) nextLoop() {
 }
 
 // stamp returns a packet's Unix times; key says that decoding can begin with it. jumped is true for the first packet of each track
-// after a jump; ok is false for a packet
-// that must be dropped: one of a loop's overhanging audio.
+// after a jump; ok is false for a packet that must be dropped: one of a loop's overhanging audio.
 func (c *inputClock) stamp(kind media.Kind, key bool, in inputTimes, interval int64) (pts, dts int64, jumped, ok bool) {
 	t := &c.kinds[kind]
 	if !c.anchored {

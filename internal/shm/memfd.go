@@ -34,7 +34,7 @@ func Memfd(name string, size int) (*Segment, error) {
 
 func (s *Segment) fill(fd, size int) (err error) {
 	if err := retry(func() error { return unix.Fallocate(fd, 0, 0, int64(size)) }); err != nil {
-		return fmt.Errorf("reserve %d bytes: %w", size, err)
+		return fmt.Errorf("reserve %d bytes of memory: %w: ask for fewer or smaller pictures, or give this host or container more memory", size, err)
 	}
 	if s.b, err = mmap(s.f, size, unix.PROT_READ|unix.PROT_WRITE, 0); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 // Options say which site is run and how. File must be set.
@@ -184,6 +185,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 			ingests++
 		}
 	}
+	s.checkSpace(stages)
 	s.keeper.configure(c)
 	s.index.configure(c)
 	s.api.configure(c.HTTP)
@@ -204,6 +206,23 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 		st.start()
 	}
 	return started, len(stop), kept
+}
+
+// checkSpace says at once when /dev/shm is too small for the rings of all streams that are started: each of them finds out only when
+// those before it have taken what there is.
+func (s *Site) checkSpace(stages []*stage) {
+	var asked int64
+	streams := 0
+	for _, st := range stages {
+		if st.Kind == kindIngest && st.ended == nil {
+			asked += st.Stream.shmBytes()
+			streams++
+		}
+	}
+	if free, total, err := shm.Free(); err == nil && free < asked {
+		s.log.Error(fmt.Sprintf("/dev/shm is too small for the rings of all %d streams; those that find no room are tried again", streams),
+			"error", &shm.SpaceError{Path: shm.Dir + "/cuframes-*", Asked: asked, Free: free, Total: total})
+	}
 }
 
 // stopAll stops stages: the ingests, then their readers, and returns those that did not stop.

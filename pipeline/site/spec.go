@@ -99,6 +99,15 @@ func sourceOptions(s Stream, log *slog.Logger) pipeline.SourceOptions {
 	}
 }
 
+// shmBytes is how much of /dev/shm a stream takes.
+func (s *Stream) shmBytes() int64 {
+	o := pipeline.IngestOptions{PacketSlots: s.PacketSlots, PacketBytes: int(s.PacketBytes), NoAudio: !s.Audio}
+	if s.Decode != "off" {
+		o.Decode = &pipeline.DecodeOptions{}
+	}
+	return o.ShmBytes()
+}
+
 // ingestOptions are those of a stream. The source is not connected yet.
 func (s spec) ingestOptions(log *slog.Logger) (pipeline.IngestOptions, error) {
 	o := pipeline.IngestOptions{

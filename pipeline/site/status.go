@@ -75,10 +75,7 @@ func (c *Config) Summary() string {
 	streams := c.streams()
 	var shm int64
 	for _, s := range streams {
-		shm += int64(s.PacketBytes)
-		if s.Audio {
-			shm += 1 << 20
-		}
+		shm += s.shmBytes()
 	}
 	text := fmt.Sprintf("%s: ok: %d cameras, %d streams, %d recordings", c.name, len(c.Cameras), len(streams), len(c.recordings()))
 	if c.Relay != nil {
@@ -87,5 +84,5 @@ func (c *Config) Summary() string {
 	if c.HTTP != nil {
 		text += ", http on " + c.HTTP.Listen
 	}
-	return text + fmt.Sprintf("; packet rings of %d MiB in /dev/shm", shm>>20)
+	return text + fmt.Sprintf("; rings of %d MiB in /dev/shm", shm>>20)
 }
