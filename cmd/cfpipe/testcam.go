@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -16,6 +18,7 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 		audio        bool
 		file         string
 		passwordFile string
+		asJSON       bool
 	)
 	c := &cobra.Command{
 		Use:   "testcam",
@@ -50,6 +53,15 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 				return err
 			}
 			options.Logger = o.Logger
+			if asJSON {
+				var mu sync.Mutex
+				lines := json.NewEncoder(cmd.OutOrStdout())
+				options.Left = func(s testcam.Sent) {
+					mu.Lock()
+					defer mu.Unlock()
+					_ = lines.Encode(s) // whoever read it has gone; the cameras go on
+				}
+			}
 			cameras, err := testcam.Start(options)
 			if err != nil {
 				return err
@@ -70,6 +82,7 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 	f.StringVar(&file, "file", "", "loop this clip instead of the built-in one")
 	f.StringVar(&options.Username, "username", "", "ask readers for this user name")
 	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
+	f.BoolVar(&asJSON, "json", false, "print a JSON line for each reader that leaves: access units sent, times of the first and the last")
 	f.Float64Var(&options.Loss, "loss", 0, "part of the RTP packets over UDP that get lost, 0 to 1")
 	f.StringVar(&options.Multicast, "multicast", "", "serve multicast from this range too, for example 239.255.42.0/24")
 	return c

@@ -22,10 +22,19 @@ type Options struct {
 	Count  int    // 0 = 1; paths cam0, cam1, …
 	Clip   *Clip  // nil = EmbeddedClip("h264", false)
 
-	Username, Password string  // both empty: no authentication
-	Multicast          string  // a range such as "239.255.42.0/24"; "" refuses multicast
-	Loss               float64 // part of the RTP packets over UDP that get lost
+	Username, Password string     // both empty: no authentication
+	Multicast          string     // a range such as "239.255.42.0/24"; "" refuses multicast
+	Loss               float64    // part of the RTP packets over UDP that get lost
+	Left               func(Sent) // a reader has left; called from several goroutines, must not block; may be nil
 	Logger             *slog.Logger
+}
+
+// Sent is what one reader was given of a camera's video, by the camera's clock.
+type Sent struct {
+	Camera int       `json:"camera"`
+	Units  int       `json:"access_units"`
+	First  time.Time `json:"first"` // of the pictures
+	Last   time.Time `json:"last"`
 }
 
 // Cameras is a running set of cameras.
@@ -48,7 +57,7 @@ func Start(o Options) (*Cameras, error) {
 			return nil, err
 		}
 	}
-	server, err := rtsp.NewServer(rtsp.ServerOptions{Listen: o.Listen, Catalog: newCatalog(o.Clip, o.Count, time.Now()),
+	server, err := rtsp.NewServer(rtsp.ServerOptions{Listen: o.Listen, Catalog: newCatalog(o.Clip, o.Count, time.Now(), o.Left),
 		Username: o.Username, Password: o.Password, Multicast: o.Multicast, Loss: o.Loss, MaxConns: 1024 + 4*o.Count, Logger: o.Logger})
 	if err != nil {
 		return nil, err
@@ -89,10 +98,11 @@ type catalog struct {
 	clip  *Clip
 	count int
 	start int64 // Unix ns at which camera 0 began its first round
+	left  func(Sent)
 }
 
-func newCatalog(clip *Clip, count int, start time.Time) *catalog {
-	return &catalog{clip: clip, count: count, start: start.Add(-clip.Duration()).UnixNano()} // one round lies behind it: every camera has a keyframe in the past
+func newCatalog(clip *Clip, count int, start time.Time, left func(Sent)) *catalog {
+	return &catalog{clip: clip, count: count, left: left, start: start.Add(-clip.Duration()).UnixNano()} // one round lies behind it: every camera has a keyframe in the past
 }
 
 func (c *catalog) camera(path string) (int, error) {
@@ -120,7 +130,7 @@ func (c *catalog) Open(path string, _ []int) (rtsp.StreamReader, error) {
 	}
 	first := c.clip.tracks[0].units
 	start := c.start - int64(i)*7_919_000%int64(frameDuration)
-	r := &reader{clip: c.clip, cursors: make([]cursor, len(c.clip.tracks))}
+	r := &reader{clip: c.clip, sent: Sent{Camera: i}, left: c.left, cursors: make([]cursor, len(c.clip.tracks))}
 	elapsed := time.Now().UnixNano() - start - c.clip.tracks[0].delay
 	round, at := elapsed/c.clip.duration, elapsed%c.clip.duration
 	n := sort.Search(len(first), func(n int) bool { return first[n].dts > at }) - 1
@@ -145,6 +155,8 @@ func (c *catalog) Open(path string, _ []int) (rtsp.StreamReader, error) {
 type reader struct {
 	clip    *Clip
 	cursors []cursor
+	sent    Sent // of track 0; belongs to its goroutine
+	left    func(Sent)
 }
 
 // cursor belongs to the goroutine of one track.
@@ -182,8 +194,19 @@ func (r *reader) Next(ctx context.Context, track int) (media.Packet, error) {
 		return media.Packet{}, err
 	}
 	c.next++
-	return u.packet(c.base), nil
+	p := u.packet(c.base)
+	if track == 0 {
+		if r.sent.Last = time.Unix(0, p.PTS); r.sent.Units == 0 {
+			r.sent.First = r.sent.Last
+		}
+		r.sent.Units++
+	}
+	return p, nil
 }
 
 // Close implements rtsp.StreamReader.
-func (r *reader) Close() {}
+func (r *reader) Close() {
+	if r.left != nil {
+		r.left(r.sent)
+	}
+}

@@ -40,7 +40,7 @@ func TestTimeGoesOn(t *testing.T) {
 		{Track: media.Track{CodecID: media.H264}, units: []unit{{key: true}, {pts: 1e6, dts: 1e6}, {pts: 2e6, dts: 2e6, key: true}, {pts: 3e6, dts: 3e6}}},
 		{Track: media.Track{CodecID: media.AAC}, units: []unit{{key: true}, {pts: 2e6, dts: 2e6, key: true}}},
 	}, duration: 4e6}
-	c := newCatalog(clip, 3, time.Now())
+	c := newCatalog(clip, 3, time.Now(), nil)
 	_, err := c.Open("cam3", nil)
 	require.Error(t, err)
 	for _, path := range []string{"cam0", "cam1", "cam2"} {
