@@ -114,7 +114,13 @@ func TestMetricsDocumented(t *testing.T) {
 http: {listen: '127.0.0.1:0', token_file: token}
 retention: {age: 1d}
 cameras:
-  KEYa: {source: CAM0, decode: cpu, record: {out: 'rec/%{key}/%s-%f.mp4', segment: 2s}, events: {out: 'events/%{key}/%s-%f.mp4'}}
+  KEYa:
+    source: CAM0
+    decode: cpu
+    record: {out: 'rec/%{key}/%s-%f.mp4', segment: 2s}
+    events: {out: 'events/%{key}/%s-%f.mp4'}
+    infer: {to: 'nnrps://127.0.0.1:1', results: 'results/%{key}/%Y-%m-%d.jsonl'}
+    push: {to: 'rtsp://127.0.0.1:1/KEYa'}
 `)
 	addr := (<-addrs).String()
 	exported := map[string]bool{}
