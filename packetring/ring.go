@@ -1,6 +1,14 @@
 package packetring
 
-import "github.com/cfpipe/cfpipe/internal/shm"
+import (
+	"unsafe"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
+)
+
+// maxExpected bytes of the next packet are fetched ahead: of more the processor keeps up with the copy by itself, and they would push
+// out what else is in the cache.
+const maxExpected = 8 << 10
 
 // description is a private copy of what a slot says about its packet. None of it is to be trusted before check.
 type description struct {
@@ -46,6 +54,15 @@ func (r *ring) store(cursor uint64, src []byte) {
 	at, first := r.cutAt(cursor, len(src))
 	copy(r.data[at:], src[:first])
 	copy(r.data, src[first:])
+}
+
+// expect has the memory of a packet to come fetched into the writer's cache, away from whoever read it last: n bytes of payload, as
+// far as they are worth it. It costs less than a microsecond, and spares that between the next packet's arrival and its readers.
+func (r *ring) expect(seq, cursor uint64, n int) {
+	at, first := r.cutAt(cursor, min(n, maxExpected))
+	shm.PrefetchWrite(r.data[at : at+first])
+	s := r.at(seq)
+	shm.PrefetchWrite((*[slotSize]byte)(unsafe.Pointer(s))[:])
 }
 
 // load copies from the cursor to dst.

@@ -168,6 +168,7 @@ func (w *Writer) Publish(p Packet) (uint64, error) {
 	}
 	// Always: whether somebody sleeps is known to nobody but the kernel, and the call costs less than a microsecond.
 	shm.FutexWake(w.futex())
+	w.x.ring.expect(w.x.seq+1, w.x.off, len(p.Data))
 	w.stats.Packets++
 	w.stats.Bytes += uint64(len(p.Data))
 	if p.Flags&FlagKey != 0 {

@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
@@ -48,4 +51,17 @@ func storeThenLoad(mine, other, saw *byte) {
 	*mine = 1
 	StoreBarrier()
 	*saw = *other
+}
+
+// A prefetch is a hint: of nothing, of a part of a line, and beyond a mapping that is gone.
+func TestPrefetchWrite(t *testing.T) {
+	b, err := unix.Mmap(-1, 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	b[5000] = 7
+	PrefetchWrite(nil)
+	PrefetchWrite(b[4095:4097])
+	PrefetchWrite(b)
+	require.Equal(t, byte(7), b[5000])
+	require.NoError(t, unix.Munmap(b[:8192]))
+	PrefetchWrite(b)
 }
