@@ -65,8 +65,9 @@ func newBenchPacketsCommand(o *globalOptions) *cobra.Command {
 			"  wake-up   from before the publish to the return of the read in a process that slept in between,\n" +
 			"            against a bare futex wake-up between two processes, timed in turn with it\n" +
 			"  busy-poll the same for a reader that spins\n" +
-			"  stream    64 KiB packets to all readers without loss, against the same copies by as many processes\n" +
-			"            with nothing else to do; and heap allocations per packet\n" +
+			"  stream    64 KiB packets to all readers without loss: what reaches the readers, against one process that\n" +
+			"            copies alone; all that is copied, against as many processes that do not wait for each other;\n" +
+			"            and heap allocations per packet\n" +
 			"  CPU       of an idle publisher and idle readers, and of those of a 4 Mbit/s camera\n\n" +
 			"A busy machine makes every figure worse; the load average is printed with the result. The whole takes\n" +
 			"about ten times --duration. The exit status is 0 whether the goals are met or not.",

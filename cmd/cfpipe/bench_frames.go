@@ -17,8 +17,9 @@ func newBenchFramesCommand(o *globalOptions) *cobra.Command {
 		Long: "Measures the frame ring in host memory between processes:\n" +
 			"  wake-up   from before the publish to the return of the read in a process that slept in between,\n" +
 			"            against a bare futex wake-up between two processes, timed in turn with it\n" +
-			"  stream    frames to all readers without loss (strict-wait), each of which copies them out,\n" +
-			"            against the same copies by as many processes with nothing else to do\n\n" +
+			"  stream    frames to all readers without loss (strict-wait), each of which copies them out: what reaches\n" +
+			"            the readers, against one process that copies alone; all that is copied, against as many\n" +
+			"            processes that do not wait for each other\n\n" +
 			"A busy machine makes every figure worse; the load average is printed with the result.\n" + exitStatusHelp,
 		Example: "  cfpipe bench frames\n  cfpipe bench frames --width 3840 --height 2160 --json",
 		Args:    args(cobra.NoArgs),

@@ -323,53 +323,18 @@ func (o Packets) frameLatency(ctx context.Context, f Frames, dir, name string, w
 
 func (o Packets) frameStream(ctx context.Context, f Frames, dir string) (*Stream, error) {
 	s := &Stream{Readers: o.Readers, Rounds: streamRounds, Size: f.Width * f.Height * 3 / 2}
-	err := s.measure(o.Duration, "framecopy", "framestream", func(kind string) ([]streamResult, error) {
-		return o.frameRound(ctx, f, dir, kind)
+	err := s.measure(o.Duration, "framecopy", "framestream", func(kind string, readers int) ([]streamResult, error) {
+		return o.streamRound(ctx, kind, readers, o.Duration/streamRounds, func(b *board, key string, _ int) any {
+			return framesArg{
+				latencyArg: latencyArg{Board: b.seg.Name(), Key: key, Ring: shm.Prefix + key + "-copies"},
+				Dir:        dir, Width: f.Width, Height: f.Height, Strict: true,
+			}
+		})
 	})
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
-}
-
-// frameRound runs one writer and the readers of a kind; the writer's result comes first.
-func (o Packets) frameRound(ctx context.Context, f Frames, dir, kind string) ([]streamResult, error) {
-	b, err := newBoard()
-	if err != nil {
-		return nil, err
-	}
-	defer b.seg.Close()
-	key := fmt.Sprintf("bench-%d-%d", os.Getpid(), rounds.Add(1))
-	a := framesArg{
-		latencyArg: latencyArg{Board: b.seg.Name(), Key: key, Ring: shm.Prefix + key + "-copies"},
-		Dir:        dir, Width: f.Width, Height: f.Height, Strict: true,
-	}
-	procs := make([]*process, o.Readers+1)
-	defer func() { kill(procs...) }()
-	for i := range procs {
-		role := kind + "-reader"
-		if i == 0 {
-			role = kind + "-writer"
-		}
-		if procs[i], err = o.start(ctx, role, a); err != nil {
-			return nil, err
-		}
-		if err := b.await(ctx, i+1, procs[i]); err != nil {
-			return nil, err
-		}
-	}
-	b.set(lineGo, 1)
-	if err := pause(ctx, o.Duration/streamRounds); err != nil {
-		return nil, err
-	}
-	b.set(lineGo, 2)
-	results := make([]streamResult, len(procs))
-	for i, p := range procs {
-		if err := p.result(&results[i]); err != nil {
-			return nil, err
-		}
-	}
-	return results, nil
 }
 
 func (r *FramesResult) judge() {
@@ -391,10 +356,7 @@ func (r *FramesResult) Write(out io.Writer) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%d CPUs, load average before: %s; %d×%d NV12 in host memory, %d slots\n", r.CPUs, r.Load, r.Width, r.Height, frameSlots)
 	writeWakes(t, r.Wakes)
-	s := r.Stream
-	fmt.Fprintf(t, "\nSTREAM: 1 writer, %d readers under strict-wait (%d lost), each copies every frame; memcpy: as many processes, the same copies, nothing else.\n", s.Readers, s.Lost)
-	fmt.Fprintln(t, "frames/s\tcopied\tmemcpy\tratio\tallocations per frame")
-	fmt.Fprintf(t, "%.0f\t%.2f GB/s\t%.2f GB/s\t%.2f\twriter %.4f, reader %.4f\n", s.PacketsASecond, s.Ring/1e9, s.Memcpy/1e9, s.Ratio, s.WriterAllocs, s.ReaderAllocs)
+	r.Stream.write(t, "frame")
 	writeGoals(t, r.Goals)
 	return t.Flush()
 }

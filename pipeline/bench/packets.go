@@ -141,10 +141,7 @@ func (r *PacketsResult) Write(out io.Writer) error {
 		writeWakes(t, wakes)
 	}
 	if s := r.Stream; s != nil {
-		fmt.Fprintf(t, "\nSTREAM: 1 writer, %d readers, %d KiB packets, no loss allowed (%d lost); memcpy: as many processes, the same copies, nothing else.\n",
-			s.Readers, s.Size>>10, s.Lost)
-		fmt.Fprintln(t, "packets/s\tcopied\tmemcpy\tratio\tallocations per packet")
-		fmt.Fprintf(t, "%.0f\t%.2f GB/s\t%.2f GB/s\t%.2f\twriter %.4f, reader %.4f\n", s.PacketsASecond, s.Ring/1e9, s.Memcpy/1e9, s.Ratio, s.WriterAllocs, s.ReaderAllocs)
+		s.write(t, "packet")
 	}
 	if len(r.CPU) > 0 {
 		fmt.Fprintf(t, "\nCPU: percent of one core for each process; camera: %d packets/s of %d bytes.\n", cameraRate, cameraSize)

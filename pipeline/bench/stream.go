@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"sync/atomic"
 	"time"
@@ -14,16 +15,22 @@ import (
 
 // Stream is the throughput of one writer and several readers, each a process, that copy every packet: the writer into the ring, each
 // reader out of it. The writer waits for the slowest reader, over a side channel of the benchmark (the ring has none), so that
-// nothing is lost. The reference is the same number of processes doing the same copies between the same kinds of memory with
-// nothing else: no order, no slots, no wake-ups, no waiting for each other. Both count all bytes copied, and run in turn.
+// nothing is lost. All run in turn, and stand beside two references that copy the same packets between the same kinds of memory:
+//
+//   - Memcpy, one process that copies alone: the memory bandwidth that a program sees. Ratio is what reached the readers against it.
+//   - Parallel, as many processes as the stream has, all their copies added up: no order, no slots, no wake-ups, and nobody waits for
+//     the slowest, as a stream must. ParallelRatio is all that the stream copied against it: what sharing costs beside the copies.
 type Stream struct {
 	Readers        int     `json:"readers"`
 	Size           int     `json:"payload_bytes"`
 	Packets        uint64  `json:"packets_per_reader"`
 	Lost           uint64  `json:"lost"`
-	Ring           float64 `json:"ring_bytes_per_second"`
+	Ring           float64 `json:"ring_bytes_per_second"` // copied in and out
+	Delivered      float64 `json:"delivered_bytes_per_second"`
 	Memcpy         float64 `json:"memcpy_bytes_per_second"`
+	Parallel       float64 `json:"parallel_memcpy_bytes_per_second"`
 	Ratio          float64 `json:"ratio"`
+	ParallelRatio  float64 `json:"parallel_ratio"`
 	WriterAllocs   float64 `json:"allocations_per_packet_writer"`
 	ReaderAllocs   float64 `json:"allocations_per_packet_reader"`
 	PacketsASecond float64 `json:"packets_per_second"`
@@ -173,27 +180,35 @@ func (b *board) waitForReaders(seq uint64, readers int) {
 
 func (o Packets) stream(ctx context.Context) (Stream, error) {
 	s := Stream{Readers: o.Readers, Size: streamSize, Rounds: streamRounds}
-	err := s.measure(o.Duration, "memcpy", "stream", func(kind string) ([]streamResult, error) {
-		return o.streamRound(ctx, kind, o.Duration/streamRounds)
+	err := s.measure(o.Duration, "memcpy", "stream", func(kind string, readers int) ([]streamResult, error) {
+		return o.streamRound(ctx, kind, readers, o.Duration/streamRounds, func(b *board, key string, reader int) any {
+			return streamArg{Board: b.seg.Name(), Key: key, Ring: shm.Prefix + key + "-packets", Index: reader, Readers: readers}
+		})
 	})
 	return s, err
 }
 
-// measure runs the reference and the ring in turn, streamRounds times, and fills in the sums and means. A round returns the writer's
+// measure runs the references and the ring in turn, streamRounds times, and fills in the sums and means. A round returns the writer's
 // result first; all rounds of a kind together take duration.
-func (s *Stream) measure(duration time.Duration, reference, ring string, round func(kind string) ([]streamResult, error)) error {
+func (s *Stream) measure(duration time.Duration, reference, ring string, round func(kind string, readers int) ([]streamResult, error)) error {
 	var packets, writerAllocs, readerAllocs, read uint64
 	for range streamRounds {
-		ref, err := round(reference)
+		alone, err := round(reference, 0)
 		if err != nil {
 			return err
 		}
-		got, err := round(ring)
+		parallel, err := round(reference, s.Readers)
 		if err != nil {
 			return err
 		}
-		s.Memcpy += bytesASecond(ref) / streamRounds
+		got, err := round(ring, s.Readers)
+		if err != nil {
+			return err
+		}
+		s.Memcpy += bytesASecond(alone) / streamRounds
+		s.Parallel += bytesASecond(parallel) / streamRounds
 		s.Ring += bytesASecond(got) / streamRounds
+		s.Delivered += bytesASecond(got[1:]) / streamRounds
 		packets += got[0].Packets
 		writerAllocs += got[0].Allocs
 		for _, r := range got[1:] {
@@ -206,7 +221,7 @@ func (s *Stream) measure(duration time.Duration, reference, ring string, round f
 	s.PacketsASecond = float64(packets) / duration.Seconds()
 	s.WriterAllocs = float64(writerAllocs) / float64(max(packets, 1))
 	s.ReaderAllocs = float64(readerAllocs) / float64(max(read, 1))
-	s.Ratio = s.Ring / s.Memcpy
+	s.Ratio, s.ParallelRatio = s.Delivered/s.Memcpy, s.Ring/s.Parallel
 	return nil
 }
 
@@ -220,24 +235,23 @@ func bytesASecond(results []streamResult) (sum float64) {
 // rounds makes the names of one round's segments differ from those of the last.
 var rounds atomic.Int64
 
-// streamRound runs one writer and the readers of a kind; the writer's result comes first.
-func (o Packets) streamRound(ctx context.Context, kind string, d time.Duration) ([]streamResult, error) {
+// streamRound runs one writer and the readers of a kind for d; the writer's result comes first. arg is what the process of a reader (or
+// of the writer, -1) is told.
+func (o Packets) streamRound(ctx context.Context, kind string, readers int, d time.Duration, arg func(b *board, key string, reader int) any) ([]streamResult, error) {
 	b, err := newBoard()
 	if err != nil {
 		return nil, err
 	}
 	defer b.seg.Close()
 	key := fmt.Sprintf("bench-%d-%d", os.Getpid(), rounds.Add(1))
-	a := streamArg{Board: b.seg.Name(), Key: key, Ring: shm.Prefix + key + "-packets", Readers: o.Readers}
-	procs := make([]*process, o.Readers+1)
+	procs := make([]*process, readers+1)
 	defer func() { kill(procs...) }()
 	for i := range procs {
 		role := kind + "-reader"
 		if i == 0 {
 			role = kind + "-writer"
 		}
-		a.Index = i - 1
-		if procs[i], err = o.start(ctx, role, a); err != nil {
+		if procs[i], err = o.start(ctx, role, arg(b, key, i-1)); err != nil {
 			return nil, err
 		}
 		if err := b.await(ctx, i+1, procs[i]); err != nil {
@@ -256,4 +270,14 @@ func (o Packets) streamRound(ctx context.Context, kind string, d time.Duration) 
 		}
 	}
 	return results, nil
+}
+
+// write prints the stream as a table; unit is what it is made of.
+func (s *Stream) write(out io.Writer, unit string) {
+	fmt.Fprintf(out, "\nSTREAM: 1 writer, %d readers, %ss of %d KiB, no loss allowed (%d lost). Delivered: what the readers copied out; memcpy: one\n"+
+		"process that copies alone; parallel: %d processes that copy and do not wait for each other, against all that the stream copied.\n",
+		s.Readers, unit, s.Size>>10, s.Lost, s.Readers+1)
+	fmt.Fprintf(out, "%ss/s\tdelivered\tmemcpy\tratio\tcopied\tparallel\tratio\tallocations per %s\n", unit, unit)
+	fmt.Fprintf(out, "%.0f\t%.2f GB/s\t%.2f GB/s\t%.2f\t%.2f GB/s\t%.2f GB/s\t%.2f\twriter %.4f, reader %.4f\n", s.PacketsASecond,
+		s.Delivered/1e9, s.Memcpy/1e9, s.Ratio, s.Ring/1e9, s.Parallel/1e9, s.ParallelRatio, s.WriterAllocs, s.ReaderAllocs)
 }
