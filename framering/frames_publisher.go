@@ -127,6 +127,15 @@ func (w *FrameWriter) acquire(ctx context.Context) (FrameSlot, error) {
 	return FrameSlot{Seq: seq, Index: i, Buffer: w.ring.memory.buffers[i]}, nil
 }
 
+// Announce wakes the subscribers that sleep, because the acquired slot will be published within about announced (100 µs): their
+// wake-up, which takes longer than the copy of a picture within a GPU, then overlaps that copy. Call it when the copy has been queued.
+// Readers that do not know of it see a wake without a frame, which futexes may always give, and sleep on. It does not block.
+func (w *FrameWriter) Announce() {
+	if w.open {
+		_ = shm.Guard(func() { shm.FutexWake(low32(&w.ring.block.hdr.globalSeq)) }) // Publish reports what is wrong with the memory
+	}
+}
+
 // Publish makes the acquired slot the newest frame and wakes the subscribers. pts is in Unix ns. It does not allocate.
 func (w *FrameWriter) Publish(pts int64) (uint64, error) { return w.publish(pts, 0) }
 

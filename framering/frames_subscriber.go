@@ -40,6 +40,9 @@ const (
 	waitWoken   = 200 * time.Millisecond
 	waitUnwoken = time.Millisecond
 	trustAfter  = 16 // wakes that make a publisher count as one that wakes again
+
+	// announced is how long a reader that was woken ahead of a frame (Announce) looks for it before it sleeps again.
+	announced = 100 * time.Microsecond
 )
 
 // FrameReader reads the frames of one generation. Next is for one goroutine; frames may be released by others.
@@ -384,8 +387,19 @@ func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
 				r.quiet, r.woken = false, 0
 			}
 		}
+		err = shm.Guard(func() { r.anticipate(seen) })
 	}
 	return err
+}
+
+// anticipate looks for the frame that a wake has announced: nothing newer than seen is there, and the slot after it is being written.
+func (r *FrameReader) anticipate(seen uint64) {
+	next := &r.block.slots[(seen+1)%uint64(len(r.slots))]
+	for start := time.Now(); r.block.hdr.globalSeq.Load() == seen && next.seq.Load() == invalidSeq && time.Since(start) < announced; {
+		for range 16 { // about half a microsecond
+			shm.Pause()
+		}
+	}
 }
 
 // Close ends the reader and a Next in progress. The memory stays mapped until the last lease is released. The subscription stays open.

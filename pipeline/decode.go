@@ -272,6 +272,9 @@ func (d *decodeStage) publish(p *decode.Picture) error {
 	if err != nil {
 		return err
 	}
+	if p.OnGPU && slot.Buffer.Bytes() == nil { // a copy within the GPU is quick enough to announce
+		d.writer.Announce()
+	}
 	if err := p.Store(slot.Buffer); err != nil {
 		d.writer.Cancel()
 		return err

@@ -400,6 +400,7 @@ func TestGPULatency(t *testing.T) {
 		start := time.Now()
 		slot, err := w.Acquire(t.Context())
 		require.NoError(t, err)
+		w.Announce()
 		copyTo(slot.Buffer)
 		_, err = w.Publish(start.UnixNano())
 		require.NoError(t, err)
@@ -414,13 +415,19 @@ func TestGPULatency(t *testing.T) {
 	n := len(publish)
 	t.Logf("FIGURE publish 1080p NV12: p50 %v p99 %v; copy and wait alone: p50 %v p99 %v", publish[n/2], publish[n*99/100], bare[n/2], bare[n*99/100])
 
-	for _, role := range []string{"latency", "latency-direct", "latency-busy"} {
+	for _, c := range []struct {
+		role     string
+		announce bool
+	}{{"latency", false}, {"latency", true}, {"latency-direct", false}, {"latency-direct", true}, {"latency-busy", false}} {
 		dir, key := place(t)
 		p, w, _ := gpuWriter(t, v, dir, key, framering.DropOldest)
-		_, result := gpuChild(t, role, dir, key)
+		_, result := gpuChild(t, c.role, dir, key)
 		for range 1500 {
 			slot, err := w.Acquire(t.Context())
 			require.NoError(t, err)
+			if c.announce {
+				w.Announce()
+			}
 			copyTo(slot.Buffer)
 			_, err = w.Publish(time.Now().UnixNano())
 			require.NoError(t, err)
@@ -428,6 +435,6 @@ func TestGPULatency(t *testing.T) {
 		}
 		require.NoError(t, p.Close(framering.ReasonNormal))
 		r := result()
-		t.Logf("FIGURE publish → other process (%s): p50 %v p99 %v max %v of %d; its CPU time %v", role, r.P50, r.P99, r.Max, r.Read, r.CPU)
+		t.Logf("FIGURE publish → other process (%s, announced %v): p50 %v p99 %v max %v of %d; its CPU time %v", c.role, c.announce, r.P50, r.P99, r.Max, r.Read, r.CPU)
 	}
 }
