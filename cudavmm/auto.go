@@ -1,6 +1,7 @@
 package cudavmm
 
 import (
+	"fmt"
 	"sync"
 	"syscall"
 
@@ -16,7 +17,8 @@ type Receiver struct {
 	device *Device
 }
 
-// NewReceiver returns a Receiver that maps GPU memory on the given GPU. Close it after its buffers.
+// NewReceiver returns a Receiver that maps GPU memory on the given GPU, or none at all (ErrUnavailable) where ordinal is negative. Close
+// it after its buffers.
 func NewReceiver(ordinal int) *Receiver { return &Receiver{ordinal: ordinal} }
 
 // Import takes fd over, see [Host.Import] and [Device.Import].
@@ -36,6 +38,9 @@ func (r *Receiver) Import(fd, size, granularity int) (Buffer, error) {
 func (r *Receiver) Device() (*Device, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.ordinal < 0 {
+		return nil, fmt.Errorf("%w: only memory of the host is wanted here", ErrUnavailable)
+	}
 	if r.device == nil {
 		v, err := OpenDevice(r.ordinal)
 		if err != nil {

@@ -23,6 +23,7 @@ type FrameSubscribeOptions struct {
 	Wait       framering.Wait // how Next waits
 	Newest     bool           // begin with the frame that is the newest now
 	Device     int            // GPU on which frames in GPU memory are mapped
+	HostOnly   bool           // frames in GPU memory are refused (cudavmm.ErrUnavailable), without the time that a GPU takes to open
 
 	// WaitForKey is how long SubscribeFrames waits for a publisher with frames; 0 = not at all, negative = as long as the context lets it.
 	WaitForKey time.Duration
@@ -63,6 +64,9 @@ func SubscribeFrames(ctx context.Context, o FrameSubscribeOptions) (*FrameSubscr
 		return nil, err
 	}
 	s := &FrameSubscription{o: o, log: o.Logger, memory: cudavmm.NewReceiver(o.Device)}
+	if o.HostOnly {
+		s.memory = cudavmm.NewReceiver(-1)
+	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}

@@ -33,8 +33,9 @@ type SnapshotInfo struct {
 	Width, Height int
 }
 
-// Snapshot returns the newest picture of a key as a file: the newest frame of its frame ring, else what decoding from the last keyframe
-// of its packet ring to its end gives. Errors: ErrNoKey, ErrNoPackets, os.ErrDeadlineExceeded when no picture came in time.
+// Snapshot returns the newest picture of a key as a file: the newest frame of its frame ring in host memory, else what decoding from the
+// last keyframe of its packet ring to its end gives, else the newest frame in GPU memory. (CUDA takes longer to start than a
+// decoder takes from the keyframe on.) Errors: ErrNoKey, ErrNoPackets, os.ErrDeadlineExceeded when no picture came in time.
 func Snapshot(ctx context.Context, o SnapshotOptions) ([]byte, SnapshotInfo, error) {
 	patience := o.WaitForKey
 	if patience <= 0 {
@@ -42,9 +43,13 @@ func Snapshot(ctx context.Context, o SnapshotOptions) ([]byte, SnapshotInfo, err
 	}
 	bounded, cancel := context.WithTimeout(ctx, patience+time.Second)
 	defer cancel()
-	still, info, err := frameStill(bounded, o)
-	if errors.Is(err, ErrNoFrames) || errors.Is(err, cudavmm.ErrUnavailable) {
+	still, info, err := frameStill(bounded, o, true)
+	onGPU := errors.Is(err, cudavmm.ErrUnavailable)
+	if onGPU || errors.Is(err, ErrNoFrames) {
 		still, info, err = packetStill(bounded, o)
+	}
+	if onGPU && errors.Is(err, ErrNoPackets) {
+		still, info, err = frameStill(bounded, o, false)
 	}
 	if err == nil {
 		var b []byte
@@ -61,9 +66,9 @@ var stillFormats = map[framering.Format]av.PixelFormat{
 }
 
 // frameStill copies the newest frame.
-func frameStill(ctx context.Context, o SnapshotOptions) (still av.Still, info SnapshotInfo, err error) {
+func frameStill(ctx context.Context, o SnapshotOptions, hostOnly bool) (still av.Still, info SnapshotInfo, err error) {
 	s, err := SubscribeFrames(ctx, FrameSubscribeOptions{
-		RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "snapshot", Newest: true, Device: o.Device, Logger: o.Logger, WaitForKey: o.WaitForKey,
+		RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "snapshot", Newest: true, Device: o.Device, HostOnly: hostOnly, Logger: o.Logger, WaitForKey: o.WaitForKey,
 	})
 	if err != nil {
 		return still, info, err
