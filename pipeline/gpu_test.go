@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,97 +136,101 @@ func TestGPUDecodeEquals(t *testing.T) {
 	}
 }
 
-// Decoding into frame rings against decoding alone, and the GPU memory of each stream.
+// Decoding into frame rings against decoding alone and against ffmpeg, and the GPU memory of each stream. All streams run on while
+// pictures are counted: engines are given to streams unevenly, and would idle when the first ones end.
 func TestGPUThroughput(t *testing.T) {
 	v := gpu(t)
 	for _, name := range []string{"nvdec-h264-1080.ts", "nvdec-hevc-1080.ts"} {
-		id, extradata, packets := gpuClip(t, name)
-		run := func(streams, loops int, publish bool) (fps float64, perStream uint64) {
-			free, _, err := v.Free()
-			require.NoError(t, err)
-			var wg sync.WaitGroup
-			var mu sync.Mutex
-			pictures, lowest := 0, free
-			var opened sync.WaitGroup
-			opened.Add(streams)
-			begin := make(chan struct{})
-			for range streams {
-				dir, key := place(t)
-				wg.Go(func() {
-					d, err := decode.Open(decode.Options{CodecID: id, Extradata: extradata, Mode: decode.CUDA, Device: v})
-					if err != nil {
-						t.Error(err)
-						opened.Done()
-						return
-					}
-					defer d.Close()
-					p, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key})
-					if err != nil {
-						t.Error(err)
-						opened.Done()
-						return
-					}
-					defer p.Close(framering.ReasonNormal)
-					w, err := p.StartFrames(framering.FrameOptions{Meta: framering.NV12Meta(1920, 1080), Memory: v})
-					if err != nil {
-						t.Error(err)
-						opened.Done()
-						return
-					}
-					n := 0
-					emit := func(pic *decode.Picture) error {
-						n++
-						if !publish {
-							return nil
-						}
-						slot, err := w.Acquire(context.Background())
-						if err != nil {
-							return err
-						}
-						if err := pic.Store(slot.Buffer); err != nil {
-							return err
-						}
-						_, err = w.Publish(pic.PTS)
-						return err
-					}
-					loop := func() {
-						for _, k := range packets {
-							if err := d.Decode(k, emit); err != nil {
-								t.Error(err)
-								return
-							}
-						}
-					}
-					loop() // the engine is set up
-					opened.Done()
-					<-begin
-					n = 0
-					for range loops {
-						loop()
-					}
-					mu.Lock()
-					pictures += n
-					mu.Unlock()
-				})
-			}
-			opened.Wait()
-			if now, _, err := v.Free(); err == nil && now < lowest {
-				lowest = now
-			}
-			start := time.Now()
-			close(begin)
-			wg.Wait()
-			return float64(pictures) / time.Since(start).Seconds(), (free - lowest) / uint64(streams)
-		}
 		for _, streams := range []int{1, 16} {
-			loops := 16 / streams * 4
-			alone, _ := run(streams, loops, false)
-			whole, memory := run(streams, loops, true)
-			again, _ := run(streams, loops, false)
-			t.Logf("FIGURE %s, %d stream(s): %.0f fps into frame rings, %.0f and %.0f fps decoding alone, ratio %.2f; GPU memory a stream %d MiB",
-				name, streams, whole, alone, again, whole/max(alone, again), memory>>20)
+			alone, _ := gpuStreams(t, v, name, streams, false)
+			whole, memory := gpuStreams(t, v, name, streams, true)
+			again, _ := gpuStreams(t, v, name, streams, false)
+			reference := ""
+			if ffmpeg, ok := gpuReference(); ok {
+				fps := ffmpegFPS(t, ffmpeg, filepath.Join(os.Getenv("CFPIPE_GPU"), name), streams)
+				reference = fmt.Sprintf("; ffmpeg -hwaccel cuda in %d process(es) %.0f fps, ratio %.2f", streams, fps, whole/fps)
+			}
+			t.Logf("FIGURE %s, %d stream(s): %.0f fps into frame rings, %.0f and %.0f fps decoding alone, ratio %.2f; GPU memory a stream %d MiB%s",
+				name, streams, whole, alone, again, whole/max(alone, again), memory>>20, reference)
 		}
 	}
+}
+
+// gpuStreams decodes a clip again and again in streams decoders at once, into frame rings of their own or (publish false) for nothing.
+func gpuStreams(t *testing.T, v *cudavmm.Device, name string, streams int, publish bool) (fps float64, perStream uint64) {
+	id, extradata, packets := gpuClip(t, name)
+	free, _, err := v.Free()
+	require.NoError(t, err)
+	var all, ready sync.WaitGroup
+	var pictures atomic.Int64
+	var stop atomic.Bool
+	stream := func(dir, key string, ready func()) error {
+		defer ready()
+		d, err := decode.Open(decode.Options{CodecID: id, Extradata: extradata, Mode: decode.CUDA, Device: v})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		p, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key})
+		if err != nil {
+			return err
+		}
+		defer p.Close(framering.ReasonNormal)
+		w, err := p.StartFrames(framering.FrameOptions{Meta: framering.NV12Meta(1920, 1080), Memory: v})
+		if err != nil {
+			return err
+		}
+		emit := func(pic *decode.Picture) error {
+			pictures.Add(1)
+			if !publish {
+				return nil
+			}
+			slot, err := w.Acquire(t.Context())
+			if err != nil {
+				return err
+			}
+			if err := pic.Store(slot.Buffer); err != nil {
+				return err
+			}
+			_, err = w.Publish(pic.PTS)
+			return err
+		}
+		for loop := 0; !stop.Load(); loop++ {
+			for _, k := range packets {
+				if err := d.Decode(k, emit); err != nil {
+					return err
+				}
+			}
+			if loop == 0 {
+				ready()
+			}
+		}
+		return nil
+	}
+	ready.Add(streams)
+	for range streams {
+		dir, key := place(t)
+		all.Go(func() {
+			if err := stream(dir, key, sync.OnceFunc(ready.Done)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	ready.Wait()
+	now, _, err := v.Free()
+	require.NoError(t, err)
+	fps = counted(pictures.Load)
+	stop.Store(true)
+	all.Wait()
+	return fps, (free - now) / uint64(streams)
+}
+
+// counted is the rate at which a count grows, over some seconds.
+func counted(count func() int64) float64 {
+	time.Sleep(time.Second)
+	before, start := count(), time.Now()
+	time.Sleep(4 * time.Second)
+	return float64(count()-before) / time.Since(start).Seconds()
 }
 
 // A decode stage on NVDEC, from a packet ring to frames in GPU memory, with a change of size.
