@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,8 +35,12 @@ type keptFile struct {
 type ledger struct {
 	kind, key, out string
 	files          mux.Files
-	others         []mux.Files // of longer keys, and of the events of this one: a file that matches one of them is theirs
+	others         atomic.Pointer[[]mux.Files] // of longer keys, and of the events of this one: a file that matches one of them is theirs
 	keep           Retention
+
+	disk          *disk       // nil = not known yet
+	free          int64       // on it; -1 = unknown
+	looking, busy atomic.Bool // what was asked of the disk for this ledger has not been answered yet
 
 	scanned  time.Time
 	total    int64 // bytes of all finished files
@@ -43,8 +48,8 @@ type ledger struct {
 	oldest   []keptFile // in order of time
 	complete bool       // oldest holds all files
 	scanning bool
-	late     []keptFile // finished while scanning
-	emptied  map[string]bool
+	late     []keptFile      // finished while scanning
+	emptied  map[string]bool // of the goroutine that works on the disk
 }
 
 // base is a folder that exists: that of the files, or one above it.
@@ -63,7 +68,8 @@ func (l *ledger) base() string {
 }
 
 func (l *ledger) mine(path string) bool {
-	return l.files.Match(path) && !slices.ContainsFunc(l.others, func(f mux.Files) bool { return f.Match(path) })
+	others := l.others.Load()
+	return l.files.Match(path) && (others == nil || !slices.ContainsFunc(*others, func(f mux.Files) bool { return f.Match(path) }))
 }
 
 // add counts a file that was finished just now.

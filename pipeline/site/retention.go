@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,13 +35,14 @@ type keeper struct {
 	mu      sync.Mutex
 	next    *Config // not adopted yet
 	ledgers map[string]*ledger
+	disks   map[uint64]*disk // by device
 	site    Retention
 	ages    ages
 	told    time.Time // when it was last said that nothing is left to remove
 }
 
 func newKeeper(log *slog.Logger) *keeper {
-	return &keeper{log: log, free: freeSpace, ledgers: map[string]*ledger{}}
+	return &keeper{log: log, free: freeSpace, ledgers: map[string]*ledger{}, disks: map[uint64]*disk{}}
 }
 
 // configure takes the bounds of a configuration; they hold from the next pass on.
@@ -77,12 +79,13 @@ func (k *keeper) adopt() {
 		ledgers[r.id()] = l
 	}
 	for _, l := range ledgers {
-		l.others = nil
+		var others []mux.Files
 		for _, o := range ledgers {
 			if len(o.key) > len(l.key) || o.key == l.key && l.kind == kindRecord && o.kind != l.kind {
-				l.others = append(l.others, o.files)
+				others = append(others, o.files)
 			}
 		}
+		l.others.Store(&others)
 	}
 	k.ledgers = ledgers
 }
@@ -110,17 +113,35 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// list returns the ledgers that a bound concerns, sorted by key.
-func (k *keeper) list() (list []*ledger, site Retention) {
+// list returns all ledgers, and those that a bound concerns, sorted by key.
+func (k *keeper) list() (all, list []*ledger, site Retention) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, l := range k.ledgers {
+		all = append(all, l)
 		if k.site != (Retention{}) || l.keep != (Retention{}) {
 			list = append(list, l)
 		}
 	}
 	slices.SortFunc(list, func(a, b *ledger) int { return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.kind, b.kind)) })
-	return list, k.site
+	return all, list, k.site
+}
+
+// unread says whether the folders of a ledger have to be read.
+func (k *keeper) unread(l *ledger, now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return l.scanned.IsZero() || now.Sub(l.scanned) > l.rescan() || now.Before(l.scanned)
+}
+
+// freeOf is the space on the disk of a ledger, if it has answered.
+func (k *keeper) freeOf(l *ledger) (free int64, known bool) {
+	if !k.answers(l) {
+		return 0, false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return l.free, l.free >= 0
 }
 
 // pass removes what the bounds do not allow.
@@ -132,13 +153,14 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 	if step != 0 {
 		k.log.Warn("the system's clock was set; recordings are aged by the time that has passed", "by", step.Round(time.Second))
 	}
-	ledgers, site := k.list()
+	all, ledgers, site := k.list()
+	k.look(all)
 	for _, l := range ledgers {
-		if l.scanned.IsZero() || now.Sub(l.scanned) > l.rescan() || now.Before(l.scanned) {
-			k.scan(ctx, l)
+		if k.unread(l, now) {
+			k.do(l, func() { k.scan(ctx, l) })
 		}
 	}
-	var removed, bytes int64
+	var removed, bytes atomic.Int64
 	drop := func(why string, from []*ledger) bool {
 		e, l := k.oldest(ctx, from)
 		if l == nil || ctx.Err() != nil {
@@ -147,21 +169,30 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 		k.mu.Lock()
 		l.oldest = l.oldest[1:]
 		k.mu.Unlock()
-		switch gone, err := l.remove(e); {
-		case err != nil:
-			k.log.Warn("a recording cannot be removed", "path", e.path, "error", err)
-		case gone:
+		if k.do(l, func() {
+			gone, err := l.remove(e)
+			if err != nil {
+				k.log.Warn("a recording cannot be removed", "path", e.path, "error", err)
+			}
+			if !gone {
+				return
+			}
 			k.mu.Lock()
 			l.total = max(l.total-e.size, 0)
 			l.count--
 			k.mu.Unlock()
-			removed++
-			bytes += e.size
+			removed.Add(1)
+			bytes.Add(e.size)
 			if k.removed != nil {
 				k.removed(e.path)
 			}
 			k.log.Debug("recording removed", "path", e.path, "because", why)
+		}) {
+			return true
 		}
+		k.mu.Lock()
+		l.scanned = time.Time{} // read anew when the disk answers again: nobody knows whether the file is gone
+		k.mu.Unlock()
 		return true
 	}
 	expired := func(l []*ledger, age Duration) bool {
@@ -180,11 +211,11 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 	}
 	for site.Size > 0 && k.total(ledgers) > int64(site.Size) && drop("size", ledgers) {
 	}
-	for _, group := range byFileSystem(ledgers) {
+	for _, group := range k.byDisk(ledgers) {
 		k.makeRoom(group, site.Free, drop)
 	}
-	if removed > 0 {
-		k.log.Info("oldest recordings removed", "files", removed, "bytes", bytes)
+	if n := removed.Load(); n > 0 {
+		k.log.Info("oldest recordings removed", "files", n, "bytes", bytes.Load())
 	}
 }
 
@@ -201,15 +232,16 @@ func (k *keeper) makeRoom(ledgers []*ledger, want Size, drop func(string, []*led
 		return
 	}
 	for {
-		free, err := k.free(ledgers[0].base())
-		if err != nil || free >= int64(want) {
+		k.look(ledgers[:1])
+		free, known := k.freeOf(ledgers[0])
+		if !known || free >= int64(want) {
 			return
 		}
 		if !drop("free", ledgers) {
 			if now := time.Now(); now.Sub(k.told) > time.Minute {
 				k.told = now
 				k.log.Warn("the disk has less free space than retention.free asks for, and no finished recording is left to remove",
-					"folder", ledgers[0].base(), "free", free, "wanted", int64(want))
+					"folder", ledgers[0].files.Dir, "free", free, "wanted", int64(want))
 			}
 			return
 		}
@@ -239,7 +271,10 @@ func (k *keeper) oldest(ctx context.Context, ledgers []*ledger) (e keptFile, fro
 		empty := len(l.oldest) == 0 && !l.complete
 		k.mu.Unlock()
 		if empty {
-			k.scan(ctx, l)
+			k.do(l, func() { k.scan(ctx, l) })
+		}
+		if !k.answers(l) {
+			continue
 		}
 		k.mu.Lock()
 		if len(l.oldest) > 0 && (from == nil || l.oldest[0].at.Before(e.at)) {
@@ -248,26 +283,6 @@ func (k *keeper) oldest(ctx context.Context, ledgers []*ledger) (e keptFile, fro
 		k.mu.Unlock()
 	}
 	return e, from
-}
-
-// byFileSystem groups ledgers by where their files lie.
-func byFileSystem(ledgers []*ledger) (groups [][]*ledger) {
-	index := map[uint64]int{}
-	for _, l := range ledgers {
-		var st syscall.Stat_t
-		if syscall.Stat(l.base(), &st) != nil {
-			continue
-		}
-		dev := uint64(st.Dev) //nolint:unconvert // its width depends on the architecture
-		i, ok := index[dev]
-		if !ok {
-			i = len(groups)
-			index[dev] = i
-			groups = append(groups, nil)
-		}
-		groups[i] = append(groups[i], l)
-	}
-	return groups
 }
 
 // freeSpace is what a user without privileges may still write.
@@ -287,20 +302,13 @@ type keptOf struct {
 	counted      bool // bytes and files are known: some bound is set
 }
 
-// kept tells of every recording, sorted by key.
+// kept tells of every recording, sorted by key, as of the last look: a disk that hangs holds up nobody who asks.
 func (k *keeper) kept() (list []keptOf) {
-	var ledgers []*ledger
 	k.mu.Lock()
 	for _, l := range k.ledgers {
-		list = append(list, keptOf{kind: l.kind, key: l.key, free: -1, bytes: l.total, files: int64(l.count), counted: !l.scanned.IsZero()})
-		ledgers = append(ledgers, l)
+		list = append(list, keptOf{kind: l.kind, key: l.key, free: l.free, bytes: l.total, files: int64(l.count), counted: !l.scanned.IsZero()})
 	}
 	k.mu.Unlock()
-	for i, l := range ledgers { // a file system that hangs must not hold up those who finish files
-		if n, err := k.free(l.base()); err == nil {
-			list[i].free = n
-		}
-	}
 	slices.SortFunc(list, func(a, b keptOf) int { return cmp.Compare(a.key, b.key) })
 	return list
 }

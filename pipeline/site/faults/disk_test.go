@@ -223,3 +223,46 @@ retention: {age: 1d}
 		require.EqualValues(t, packets, counted, name)
 	}
 }
+
+// A recording is due to be removed from a disk that stands still: retention of the other disks goes on, and so does what is told of them.
+func TestRetentionStalledDisk(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2*time.Minute)
+	stalled := newExt4(t, filepath.Join(r.dir, "stalled"))
+	r.camera("stalled")
+	r.camera("good")
+	r.run(`
+defaults: {record: {out: 'rec/%{key}/%s-%f.mp4', segment: 2s}}
+cameras:
+  KEYstalled: {source: 'CAM-stalled', record: {out: 'stalled/%{key}/%s-%f.mp4', retention: {age: 3s}}}
+  KEYgood: {source: 'CAM-good', record: {retention: {size: 100KiB}}}
+`)
+	r.recorded(100, "stalled", "good")
+	begun := time.Now()
+	const length = 14 * time.Second
+	thawed := stalled.freeze(length)
+	testenv.Eventually(t, length, func() error {
+		if !strings.Contains(r.site.Stderr(), "a disk does not answer; its recordings are left alone") {
+			return errors.New("nothing was to be removed")
+		}
+		return nil
+	})
+	seen := r.finished("good")
+	testenv.Eventually(t, length, func() error { // files that were finished when the disk stood still already are removed
+		if _, err := os.Stat(seen[len(seen)-1].Path); err == nil {
+			return errors.New("retention stands still")
+		}
+		return nil
+	})
+	require.Less(t, time.Since(begun), length, "while the disk stood still")
+	require.Contains(t, string(r.get("/metrics")), `cfpipe_record_free_bytes{key="`+r.key("stalled")+`"}`)
+	<-thawed
+	old := r.finished("stalled")[0].Path
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if _, err := os.Stat(old); err == nil {
+			return errors.New("the recording is still there")
+		}
+		return nil
+	})
+	r.finish()
+}

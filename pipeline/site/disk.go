@@ -1,0 +1,118 @@
+package site
+
+import (
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// diskPatience is how long the keeper waits for a disk before it looks after the others: one that hangs must not let them run full.
+const diskPatience = 3 * time.Second
+
+// disk is a file system on which files are kept. It does one thing at a time for the keeper; while that takes, it is left alone.
+type disk struct{ busy atomic.Bool }
+
+// do runs f, which uses the disk of a ledger, in a goroutine of its own. It returns false when f has not come to its end in time, and
+// goes on, or could not begin since the disk is still at something else.
+func (k *keeper) do(l *ledger, f func()) bool {
+	k.mu.Lock()
+	d := l.disk
+	k.mu.Unlock()
+	if d == nil || !l.busy.CompareAndSwap(false, true) {
+		return false
+	}
+	if !d.busy.CompareAndSwap(false, true) {
+		l.busy.Store(false)
+		return false
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer l.busy.Store(false)
+		defer d.busy.Store(false)
+		f()
+	}()
+	t := time.NewTimer(diskPatience)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-t.C:
+		k.log.Warn("a disk does not answer; its recordings are left alone until it does", "folder", l.files.Dir)
+		return false
+	}
+}
+
+// answers says whether the disk of a ledger is known and free for something.
+func (k *keeper) answers(l *ledger) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return l.disk != nil && !l.disk.busy.Load() && !l.busy.Load() && !l.looking.Load()
+}
+
+// look finds out on which disk each ledger's files lie and how much is free there. All are asked at once.
+func (k *keeper) look(ledgers []*ledger) {
+	var asked sync.WaitGroup
+	for _, l := range ledgers {
+		if !l.looking.CompareAndSwap(false, true) {
+			continue // it has not answered yet
+		}
+		asked.Go(func() {
+			defer l.looking.Store(false)
+			base := l.base()
+			free, err := k.free(base)
+			var st syscall.Stat_t
+			serr := syscall.Stat(base, &st)
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if l.free = free; err != nil {
+				l.free = -1
+			}
+			if serr == nil {
+				l.disk = k.diskOf(uint64(st.Dev)) //nolint:unconvert // its width depends on the architecture
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		asked.Wait()
+		close(done)
+	}()
+	t := time.NewTimer(diskPatience)
+	defer t.Stop()
+	select {
+	case <-done:
+	case <-t.C:
+	}
+}
+
+// diskOf is for those who hold the keeper's mutex.
+func (k *keeper) diskOf(dev uint64) *disk {
+	d := k.disks[dev]
+	if d == nil {
+		d = &disk{}
+		k.disks[dev] = d
+	}
+	return d
+}
+
+// byDisk groups ledgers by where their files lie.
+func (k *keeper) byDisk(ledgers []*ledger) (groups [][]*ledger) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	index := map[*disk]int{}
+	for _, l := range ledgers {
+		if l.disk == nil {
+			continue
+		}
+		i, ok := index[l.disk]
+		if !ok {
+			i = len(groups)
+			index[l.disk] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], l)
+	}
+	return groups
+}
