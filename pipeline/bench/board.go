@@ -16,15 +16,14 @@ import (
 type board struct{ seg *shm.Segment }
 
 const (
-	boardLines = 128
+	boardLines = 256
 	lineSize   = 64
 
 	lineReady = iota - 2 // helpers that are ready
 	lineGo               // 1: start, 2: stop; a futex word
 	lineBare             // futex word of the bare wake-ups
 	lineStamp            // ns at which the bare word was changed
-	lineWaits            // 1: the stream's writer sleeps on a reader's progress
-	lineFirst            // progress of reader 0, 1 …
+	lineFirst            // for reader 0, 1 …: its progress, and the progress at which it wakes the writer, 0 = none
 )
 
 func newBoard() (*board, error) {

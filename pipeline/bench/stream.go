@@ -96,7 +96,7 @@ func init() {
 			return nil, err
 		}
 		defer r.Close()
-		line, waits := lineFirst+a.Index, b.word(lineWaits)
+		line, wanted := lineFirst+2*a.Index, b.word(lineFirst+2*a.Index+1)
 		progress := b.word(line)
 		b.ready()
 		start, before := time.Now(), mallocs()
@@ -106,7 +106,7 @@ func init() {
 				break // the writer has shut down
 			}
 			progress.Store(p.Seq)
-			if waits.Load() != 0 {
+			if w := wanted.Load(); w != 0 && p.Seq >= w && wanted.CompareAndSwap(w, 0) {
 				shm.FutexWake(b.futex(line))
 			}
 		}
@@ -165,16 +165,17 @@ func (b *board) copyUntilStopped(f func(i int)) (r streamResult) {
 // waitForReaders returns when no reader is streamAhead packets behind seq any more, or the measurement stops.
 func (b *board) waitForReaders(seq uint64, readers int) {
 	for i := range readers {
-		progress := b.word(lineFirst + i)
+		line := lineFirst + 2*i
+		progress, wanted := b.word(line), b.word(line+1)
 		if seq-progress.Load() < streamAhead {
 			continue
 		}
-		b.word(lineWaits).Store(1)
-		// Half way down before it goes on: fewer, longer sleeps.
-		for now := progress.Load(); seq-now >= streamAhead/2 && !b.stopped(); now = progress.Load() {
-			_ = shm.FutexWait(b.futex(lineFirst+i), uint32(now), 10*time.Millisecond)
+		// Half way down before it goes on, and not woken before that: fewer, longer sleeps.
+		wanted.Store(seq - streamAhead/2)
+		for now := progress.Load(); seq-now > streamAhead/2 && !b.stopped(); now = progress.Load() {
+			_ = shm.FutexWait(b.futex(line), uint32(now), 10*time.Millisecond)
 		}
-		b.word(lineWaits).Store(0)
+		wanted.Store(0)
 	}
 }
 
