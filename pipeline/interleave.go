@@ -27,9 +27,8 @@ const (
 	// gapLimit is how long audio behind a gap waits for the video's next keyframe: cameras that save bits send one in 10 to 60 s.
 	// Without pictures the sound is of no use to any output.
 	gapLimit = time.Minute
-	// restWait is how long a reader that is asked to stop waits for a ring to hand over what it holds already, restLimit how long
-	// all of it may take: a ring of hundreds of packets is read in milliseconds.
-	restWait  = 20 * time.Millisecond
+	// restLimit is how long a reader that is asked to stop may take over what the rings hold already: hundreds of packets are read
+	// in milliseconds. It bounds whoever is handed them.
 	restLimit = 2 * time.Second
 	// audioPace is how often a recording without audio looks whether there is some now.
 	audioPace = 5 * time.Second
@@ -47,6 +46,7 @@ const (
 type interleaverOptions struct {
 	SubscribeOptions // Name, Start, Wait … of the video
 	NoAudio          bool
+	Rest             time.Duration // in place of restLimit; 0 = that
 }
 
 // interleaver reads a key and, where there is one, its audio key, one packet at a time in the order of time. Each ring is the
@@ -64,6 +64,7 @@ type interleaver struct {
 	timer *time.Timer
 	held  time.Time // until when the audio's packet waits behind a gap, see holds; zero = it does not
 	ended time.Time // when the context was found to have ended
+	limit time.Duration
 }
 
 // item is a packet as an interleaver hands it out.
@@ -73,6 +74,8 @@ type item struct {
 	Lost       uint64           // packets lost in front of it
 	Generation int              // of the publisher
 	Info       *packetring.Info // set when the stream's description may be new
+
+	drained bool // no packet: the feed's word that its ring holds nothing more
 }
 
 // newInterleaver subscribes to the video, waits a moment for the audio, and starts to read. Close it.
@@ -86,7 +89,10 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 		return nil, err
 	}
 	life, stop := context.WithCancel(context.Background())
-	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour)}
+	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour), limit: restLimit}
+	if o.Rest > 0 {
+		in.limit = o.Rest
+	}
 	in.video = newTrackFeed(life, sub, videoTrack)
 	if o.NoAudio || framering.CheckKey(o.Key+AudioSuffix) != nil {
 		close(in.done)
@@ -160,12 +166,19 @@ func (in *interleaver) audioInfo() (packetring.Info, bool) {
 func (in *interleaver) Close() {
 	in.stop()
 	in.timer.Stop()
-	for _, f := range []*trackFeed{in.video, in.audio} {
-		if f != nil && f.err == nil {
+	for _, f := range in.feeds() {
+		if f.err == nil {
 			<-f.fail
 		}
 	}
 	<-in.done
+}
+
+func (in *interleaver) feeds() []*trackFeed {
+	if in.audio == nil {
+		return []*trackFeed{in.video}
+	}
+	return []*trackFeed{in.video, in.audio}
 }
 
 // mediaPacket is the ring's packet in the words of sources and outputs; the flags have the same bits.

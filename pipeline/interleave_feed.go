@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/cfpipe/cfpipe/packetring"
@@ -23,8 +24,14 @@ type trackFeed struct {
 	due     time.Time
 	started bool
 	lag     lagWindow
+	asked   bool // see drain
+	drained bool // its ring has held nothing more since
+
+	mu    sync.Mutex
+	rouse context.CancelFunc // ends run's wait for a packet
 
 	// Of run alone.
+	wait       context.Context
 	buf        []byte            // an access unit that comes in several packets
 	carried    packetring.Packet // what follows it, when only that has shown its end; Data nil = nothing
 	endsUnits  bool              // the publisher has set LAST_IN_AU
@@ -36,13 +43,61 @@ const maxTimes = 16
 
 func newTrackFeed(ctx context.Context, sub *Subscription, track int) *trackFeed {
 	f := &trackFeed{sub: sub, ready: make(chan item), fail: make(chan error, 1), taken: make(chan struct{})}
+	f.arm(ctx)
 	go f.run(ctx, track)
 	return f
+}
+
+// quiet says that nothing need be waited for: it has a packet here, or none to give.
+func (f *trackFeed) quiet() bool { return f.full || f.drained || f.err != nil }
+
+// drain asks for everything that the ring holds, and for word when that was all.
+func (f *trackFeed) drain() {
+	if f.asked || f.drained {
+		return
+	}
+	f.asked = true
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rouse()
+}
+
+// arm makes the context that run waits with until it is asked for what there is.
+func (f *trackFeed) arm(ctx context.Context) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.rouse != nil {
+		f.rouse()
+	}
+	f.wait, f.rouse = context.WithCancel(ctx)
+}
+
+// packet returns the next packet. It blocks, and when the feed is asked for what there is, it says so where there is nothing.
+func (f *trackFeed) packet(ctx context.Context) (packetring.Packet, error) {
+	for {
+		p, err := f.sub.Next(f.wait)
+		if err == nil || f.wait.Err() == nil || !errors.Is(err, context.Canceled) {
+			return p, err
+		}
+		if ctx.Err() != nil {
+			return p, ctx.Err()
+		}
+		if p, ok := f.sub.tryNext(); ok {
+			return p, nil
+		}
+		f.arm(ctx)
+		select {
+		case f.ready <- item{drained: true}:
+		case <-ctx.Done():
+			return p, ctx.Err()
+		}
+	}
 }
 
 // run reads packets and hands each over, to go on once it is released.
 func (f *trackFeed) run(ctx context.Context, track int) {
 	defer f.sub.Close()
+	defer func() { f.rouse() }()
 	var lost uint64
 	generation := -1
 	for {
@@ -80,7 +135,7 @@ func (f *trackFeed) run(ctx context.Context, track int) {
 func (f *trackFeed) next(ctx context.Context) (packetring.Packet, error) {
 	p, err := f.carried, error(nil)
 	if f.carried.Data == nil {
-		p, err = f.sub.Next(ctx)
+		p, err = f.packet(ctx)
 	}
 	f.carried = packetring.Packet{}
 	if err != nil || f.ends(p) {
@@ -90,7 +145,7 @@ func (f *trackFeed) next(ctx context.Context) (packetring.Packet, error) {
 	f.buf = append(f.buf[:0], p.Data...)
 	for at, times := whole.PTS, 0; len(f.buf) < maxAssembled; {
 		silent, generation := !f.endsUnits, f.generation
-		if p, err = f.sub.Next(ctx); err != nil {
+		if p, err = f.packet(ctx); err != nil {
 			if !silent || !errors.Is(err, ErrEnded) {
 				return p, err
 			}

@@ -20,7 +20,7 @@ func (in *interleaver) next(ctx context.Context) (item, error) {
 			return in.rest(ctx)
 		}
 		f, other := in.first()
-		if f != nil && (other == nil || other.full || other.idle || other.err != nil) {
+		if f != nil && (other == nil || other.idle || other.quiet()) {
 			return in.take(f), nil
 		}
 		if in.video.err != nil && !in.video.full {
@@ -54,24 +54,38 @@ func (in *interleaver) next(ctx context.Context) (item, error) {
 
 // rest returns, once the context has ended, what was published until then and not handed out yet; then the context's error.
 func (in *interleaver) rest(ctx context.Context) (item, error) {
-	now := time.Now()
 	if in.ended.IsZero() {
-		in.ended = now
+		in.ended = time.Now()
+		for _, f := range in.feeds() {
+			f.drained = false
+		}
 	}
 	for {
-		f, _ := in.first()
-		if f != nil && f.head.PTS <= in.ended.UnixNano() && now.Sub(in.ended) < restLimit {
+		left := in.limit - time.Since(in.ended)
+		f, other := in.first()
+		settled := true // all that the rings held is here, or was handed out
+		for _, f := range in.feeds() {
+			f.drain()
+			settled = settled && f.quiet()
+		}
+		switch {
+		case left <= 0:
+			return item{}, ctx.Err()
+		case f != nil && (other == nil || other.quiet()):
+			if f.head.PTS > in.ended.UnixNano() {
+				return item{}, ctx.Err()
+			}
 			return in.take(f), nil
-		}
-		if f != nil || in.video.err != nil {
+		case settled:
 			return item{}, ctx.Err()
 		}
-		in.timer.Reset(restWait)
-		if !in.wait(context.Background(), in.timer.C) {
-			return item{}, ctx.Err()
-		}
+		in.timer.Reset(left)
+		in.wait(context.Background(), in.timer.C)
 	}
 }
+
+// resume goes on with another context when the one before has ended.
+func (in *interleaver) resume() { in.ended = time.Time{} }
 
 // drainAudio waits for what the audio still has when the video has ended; it returns why the video ended when there is no more.
 func (in *interleaver) drainAudio(ctx context.Context) error {
@@ -142,10 +156,9 @@ func (in *interleaver) wait(ctx context.Context, timeout <-chan time.Time) bool 
 	}
 	select {
 	case it := <-videoReady:
-		in.video.accept(in.unix(it))
+		in.accept(in.video, it)
 	case it := <-audioReady:
-		in.audio.accept(in.unix(it))
-		in.hold()
+		in.accept(in.audio, it)
 	case in.video.err = <-videoFail:
 	case in.audio.err = <-audioFail:
 		if !errors.Is(in.audio.err, context.Canceled) && !errors.Is(in.audio.err, ErrEnded) {
@@ -162,6 +175,17 @@ func (in *interleaver) wait(ctx context.Context, timeout <-chan time.Time) bool 
 		return false
 	}
 	return true
+}
+
+func (in *interleaver) accept(f *trackFeed, it item) {
+	if it.drained {
+		f.asked, f.drained = false, true
+		return
+	}
+	f.accept(in.unix(it))
+	if f == in.audio {
+		in.hold()
+	}
 }
 
 // notUnix is below every Unix time in ns that a camera of this century has; publishers with another clock are anchored to the

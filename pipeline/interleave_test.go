@@ -270,7 +270,7 @@ func TestInterleaveRestart(t *testing.T) {
 	defer cancel()
 	_, err := in.next(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	in.ended = time.Time{}
+	in.resume()
 	p.video = p.publish(p.key, media.H264)
 	for i := range 25 {
 		p.send(p.video, 3*time.Second+time.Duration(i)*40*time.Millisecond, i == 0)

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -24,6 +25,7 @@ type numberedUnit struct {
 	pts, dts int64
 	key      bool
 	hash     string
+	out      time.Time // when it had been published; zero = not yet
 }
 
 // numbered publishes the built-in clip over and over at its pace, each access unit with a number of its own in it (an SEI message), and
@@ -61,11 +63,15 @@ func publishNumbered(t *testing.T, dir, key string, pad int) *numbered {
 				}
 				n.mu.Lock()
 				data := withNumber(p.Data, len(n.units), pad)
-				n.units = append(n.units, numberedUnit{base + p.PTS, base + p.DTS, p.Flags&media.FlagKey != 0, numberedHash(data)})
+				n.units = append(n.units, numberedUnit{pts: base + p.PTS, dts: base + p.DTS, key: p.Flags&media.FlagKey != 0, hash: numberedHash(data)})
+				last := len(n.units) - 1
 				n.mu.Unlock()
 				if _, err := pub.Packet(packetring.Packet{PTS: base + p.PTS, DTS: base + p.DTS, Flags: packetring.Flags(p.Flags), Data: data}); err != nil {
 					panic(err)
 				}
+				n.mu.Lock()
+				n.units[last].out = time.Now()
+				n.mu.Unlock()
 			}
 		}
 	}()
@@ -75,7 +81,7 @@ func publishNumbered(t *testing.T, dir, key string, pad int) *numbered {
 func (n *numbered) published() []numberedUnit {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.units[:len(n.units):len(n.units)]
+	return slices.Clone(n.units)
 }
 
 // withNumber puts the message in front of the first slice.
@@ -168,6 +174,17 @@ func (n *numbered) keyAt(t *testing.T, at time.Time) int {
 		}
 	}
 	require.GreaterOrEqual(t, found, 0)
+	return found
+}
+
+// outAt is the number of the newest unit that had been published at a time.
+func (n *numbered) outAt(at time.Time) int {
+	found := -1
+	for i, u := range n.published() {
+		if !u.out.IsZero() && !u.out.After(at) {
+			found = i
+		}
+	}
 	return found
 }
 

@@ -44,6 +44,10 @@ type RecordProgress struct {
 // wallSlack is how much longer than Duration a recording may take by the clock on the wall when the camera falls silent.
 const wallSlack = 3 * time.Second
 
+// recordRest is how long a recorder that is asked to stop may take to write what the ring holds already: an event that has just
+// begun has all of its pre-roll there.
+const recordRest = 10 * time.Second
+
 // Record writes a key's packets, and its audio, into files until Duration is over (nil) or ctx is done (ctx's error); the open
 // file is finished in both cases. It stays when publishers come and go, and when the disk cannot take the files: it goes on
 // reading, and records again as soon as a file can be opened.
@@ -78,7 +82,7 @@ func Record(ctx context.Context, o RecordOptions) error {
 		SubscribeOptions: SubscribeOptions{
 			RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "record", Start: start, WaitForKey: o.WaitForKey, Logger: o.Logger,
 		},
-		NoAudio: o.NoAudio,
+		NoAudio: o.NoAudio, Rest: recordRest,
 	})
 	if err != nil {
 		return err

@@ -105,11 +105,12 @@ func (r *recorder) events(ctx context.Context) error {
 			r.lookBack()
 		case <-life.Done():
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if life.Err() != nil {
-			return nil
+			server.Close() // from here on no trigger is taken; what one was taken for has its file
+			for r.on.plan.Event() != nil {
+				r.event(life)
+			}
+			return ctx.Err()
 		}
 	}
 }
@@ -147,15 +148,20 @@ func (r *recorder) event(ctx context.Context) {
 	reading, stop := r.untilSilent(ctx)
 	defer func() { stop() }()
 	view := viewRing(r.o.Key)
-	in, err := newInterleaver(reading, interleaverOptions{
+	joining, joined := outlast(reading, restLimit) // an event that has just begun is recorded though the recorder is to stop
+	defer joined()
+	in, err := newInterleaver(joining, interleaverOptions{
 		SubscribeOptions: SubscribeOptions{
 			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: "record", Start: StartAt(ev.Start.Add(-view.shift)), WaitForKey: -1, Logger: r.o.Logger,
 		},
-		NoAudio: r.o.NoAudio,
+		NoAudio: r.o.NoAudio, Rest: recordRest,
 	})
 	if err != nil {
+		if ctx.Err() != nil {
+			r.on.plan.Abandon(time.Now())
+		}
 		switch {
-		case r.ended(ctx, log):
+		case ctx.Err() != nil, r.ended(ctx, log):
 			if r.on.files == 0 {
 				log.Warn("the event has no pictures", "error", err)
 			}
@@ -201,7 +207,7 @@ func (r *recorder) event(ctx context.Context) {
 			}
 			stop() // a trigger has prolonged it meanwhile
 			reading, stop = r.untilSilent(ctx)
-			in.ended = time.Time{}
+			in.resume()
 			continue
 		default:
 			log.Error("reading for the event has ended", "error", err, "again_in", eventRetry)
@@ -297,6 +303,16 @@ func (r *recorder) eventFile(s mux.Segment) {
 	} else if r.o.Done != nil {
 		r.o.Done(s)
 	}
+}
+
+// outlast returns a context that ends d after ctx has.
+func outlast(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		pause(inner, d)
+		cancel()
+	})
+	return inner, func() { stop(); cancel() }
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -142,15 +142,30 @@ func (n *numbered) older(t *testing.T, d time.Duration) {
 // requireEvent checks that files hold the event: from the keyframe at or before its start until its end, nothing missing.
 func (n *numbered) requireEvent(t *testing.T, files ...eventLine) {
 	t.Helper()
-	var all []int
+	numbers, e := n.eventNumbers(t, files)
+	requireNumbers(t, numbers, n.keyAt(t, e.Start), n.lastAt(*e.End))
+}
+
+// requireCut is requireEvent for an event that ended with its recorder: all that was published by then is there.
+func (n *numbered) requireCut(t *testing.T, files ...eventLine) {
+	t.Helper()
+	numbers, e := n.eventNumbers(t, files)
+	last := numbers[len(numbers)-1]
+	require.GreaterOrEqual(t, last, n.outAt(*e.End))
+	require.LessOrEqual(t, last, n.lastAt(*e.End))
+	requireNumbers(t, numbers, n.keyAt(t, e.Start), last)
+}
+
+// eventNumbers are the numbers of the units in an event's files.
+func (n *numbered) eventNumbers(t *testing.T, files []eventLine) (numbers []int, e trigger.Event) {
+	t.Helper()
 	for i, f := range files {
 		require.Equal(t, files[0].Event.ID, f.Event.ID)
 		require.Zero(t, f.Lost)
 		require.Equal(t, i == len(files)-1, f.Event.End != nil, "the last file knows the end")
-		all = append(all, n.fileNumbers(t, f.Path, false)...)
+		numbers = append(numbers, n.fileNumbers(t, f.Path, false)...)
 	}
-	e := files[len(files)-1].Event
-	requireNumbers(t, all, n.keyAt(t, e.Start), n.lastAt(*e.End))
+	return numbers, files[len(files)-1].Event
 }
 
 // Triggers from other processes: an event is recorded whole, prolonged, started and stopped, cut into segments, and bounded.
@@ -221,7 +236,7 @@ func TestRecordEvent(t *testing.T) {
 	})
 	time.Sleep(500 * time.Millisecond) // some pictures
 	require.NoError(t, r.Stop(t, syscall.SIGTERM, 10*time.Second))
-	n.requireEvent(t, r.events(5)[4]...)
+	n.requireCut(t, r.events(5)[4]...)
 	left, err := filepath.Glob(dir + "/*.event")
 	require.NoError(t, err)
 	require.Empty(t, left)
@@ -351,6 +366,38 @@ func TestRecordEventHere(t *testing.T) {
 	require.NoError(t, err)
 	for _, o := range []EventOptions{{Post: -1}, {Longest: -1}, {Longest: 2 * time.Second, Post: 2 * time.Second}} {
 		require.Error(t, o.Check(time.Second))
+	}
+}
+
+// A recorder that is stopped as soon as it has taken a trigger has recorded what lies before it.
+func TestRecordEventStopped(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	dir, key := place(t)
+	n := publishNumbered(t, dir, key, 0)
+	n.older(t, 2*time.Second)
+	for range 20 {
+		var log lockedText
+		var files []eventLine
+		ready, ended := make(chan struct{}), make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() {
+			ended <- Record(ctx, RecordOptions{RuntimeDir: dir, Key: key, Out: filepath.Join(t.TempDir(), "%s-%f.mp4"), Pre: time.Second, WaitForKey: -1, NoAudio: true,
+				Logger: slog.New(slog.NewTextHandler(&log, nil)), OnEvent: &EventOptions{Ready: func() { close(ready) },
+					Done: func(s mux.Segment, e trigger.Event) {
+						files = append(files, eventLine{Path: s.Path, Lost: s.Lost, Event: e})
+					}}})
+		}()
+		<-ready
+		took, err := trigger.Send(t.Context(), dir, key, trigger.Request{Action: trigger.Start})
+		cancel()
+		require.NoError(t, err)
+		require.Equal(t, trigger.Started, took[0].State)
+		require.ErrorIs(t, <-ended, context.Canceled)
+		require.Len(t, files, 1, log.String())
+		require.Equal(t, took[0].Event.ID, files[0].Event.ID)
+		n.requireCut(t, files...)
 	}
 }
 

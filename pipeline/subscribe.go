@@ -151,15 +151,31 @@ func (s *Subscription) Next(ctx context.Context) (packetring.Packet, error) {
 			return packetring.Packet{}, err
 		}
 		if ok {
-			s.fruitless = 0
-			if s.mark {
-				s.mark = false
-				p.Flags |= packetring.FlagDiscontinuity
-			}
-			a.control.SawPacket(p.Seq)
-			return p, nil
+			return s.handOut(a, p), nil
 		}
 	}
+}
+
+// tryNext is Next where the ring holds a packet; else, whatever the reason, it leaves things to Next.
+func (s *Subscription) tryNext() (p packetring.Packet, ok bool) {
+	a := s.attached()
+	if a == nil {
+		return p, false
+	}
+	if p, ok, _ = a.ring.TryNext(); ok {
+		p = s.handOut(a, p)
+	}
+	return p, ok
+}
+
+func (s *Subscription) handOut(a *attachment, p packetring.Packet) packetring.Packet {
+	s.fruitless = 0
+	if s.mark {
+		s.mark = false
+		p.Flags |= packetring.FlagDiscontinuity
+	}
+	a.control.SawPacket(p.Seq)
+	return p
 }
 
 // read takes a packet from the ring. ok is false when something has changed: look again.

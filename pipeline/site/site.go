@@ -87,8 +87,9 @@ func New(o Options) (*Site, error) {
 	return s, nil
 }
 
-// Run runs the site until ctx ends: then the ingests stop first, the readers take what the rings still hold, finish their files and
-// stop. It returns an error when a stage did not stop in time, else nil.
+// Run runs the site until ctx ends: then the recorders on events finish the event that is on, which may have begun this moment and needs
+// its ring still, the ingests stop, the readers take what the rings still hold, finish their files and stop. It returns an error when a
+// stage did not stop in time, else nil.
 func (s *Site) Run(ctx context.Context) error {
 	s.apply(s.config)
 	helpers, stop := context.WithCancel(context.Background())
@@ -225,25 +226,36 @@ func (s *Site) checkSpace(stages []*stage) {
 	}
 }
 
-// stopAll stops stages: the ingests, then their readers, and returns those that did not stop.
+// stopAll stops stages in the order of stopTurn, and returns those that did not stop.
 func (s *Site) stopAll(stages []*stage) (left []*stage) {
-	for _, ingest := range []bool{true, false} {
-		var group []*stage
-		for _, st := range stages {
-			if (st.Kind == kindIngest) == ingest {
-				group = append(group, st)
-			}
-		}
-		ok := make([]bool, len(group))
+	stopped := make([]bool, len(stages))
+	stop := func(turn stopTurn) <-chan struct{} {
 		var wg sync.WaitGroup
-		for i, st := range group {
-			wg.Go(func() { ok[i] = st.stop() })
-		}
-		wg.Wait()
-		for i, st := range group {
-			if !ok[i] {
-				left = append(left, st)
+		for i, st := range stages {
+			if st.stopTurn() == turn {
+				wg.Go(func() { stopped[i] = st.stop() })
 			}
+		}
+		done := make(chan struct{})
+		go func() {
+			wg.Wait()
+			close(done)
+		}()
+		return done
+	}
+	events := stop(stopEvents)
+	t := time.NewTimer(eventStart)
+	defer t.Stop()
+	select {
+	case <-events:
+	case <-t.C: // they have what they need of the rings, and wait for the disk
+	}
+	<-stop(stopIngests)
+	<-stop(stopReaders)
+	<-events
+	for i, st := range stages {
+		if !stopped[i] {
+			left = append(left, st)
 		}
 	}
 	return left

@@ -34,6 +34,8 @@ const (
 	steadyFor              = time.Minute
 	// stopTimeout is how long a stage may take to stop before it is left behind: a disk that hangs must not hold up the others.
 	stopTimeout = 20 * time.Second
+	// eventStart is how long the ingests wait for recorders on events that stop: the ring of an event that begins now is mapped by then.
+	eventStart = 5 * time.Second
 	// resumeMost is how far back a recorder that is started again looks for what its predecessor did not write, and inFlight
 	// what a predecessor that was killed may have lost of what it had counted.
 	resumeMost, inFlight = 5 * time.Minute, 10 * time.Second
@@ -137,6 +139,26 @@ func (st *stage) stop() bool {
 		st.log.Error("the stage does not stop and is left behind", "stage", st.id())
 		return false
 	}
+}
+
+// stopTurn is when a stage stops, of those that stop together. What waits for events goes before the ingests: it is no reader of a ring
+// until an event begins, and one that begins now needs what the ring holds. The readers go behind them, to read to the end.
+type stopTurn int
+
+const (
+	stopEvents stopTurn = iota
+	stopIngests
+	stopReaders
+)
+
+func (st *stage) stopTurn() stopTurn {
+	switch st.Kind {
+	case kindEvents:
+		return stopEvents
+	case kindIngest:
+		return stopIngests
+	}
+	return stopReaders
 }
 
 func (st *stage) set(s State, lastErr string) {
