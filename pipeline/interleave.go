@@ -65,6 +65,7 @@ type interleaver struct {
 	held  time.Time // until when the audio's packet waits behind a gap, see holds; zero = it does not
 	ended time.Time // when the context was found to have ended
 	limit time.Duration
+	grace time.Duration // holdFor, or a test's
 }
 
 // item is a packet as an interleaver hands it out.
@@ -89,7 +90,7 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 		return nil, err
 	}
 	life, stop := context.WithCancel(context.Background())
-	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour), limit: restLimit}
+	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour), limit: restLimit, grace: holdFor}
 	if o.Rest > 0 {
 		in.limit = o.Rest
 	}

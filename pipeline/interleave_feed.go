@@ -189,8 +189,8 @@ func (f *trackFeed) ends(p packetring.Packet) bool {
 	return last
 }
 
-// accept makes it the packet of the track that waits.
-func (f *trackFeed) accept(it item) {
+// accept makes it the packet of the track that waits, and says how long it waits for the other track.
+func (f *trackFeed) accept(it item, grace time.Duration) {
 	key := it.DTS
 	if it.Track == audioTrack || it.Flags&packetring.FlagKey != 0 {
 		key = it.PTS // so that all audio in front of a keyframe is there when a file is cut at it
@@ -200,7 +200,7 @@ func (f *trackFeed) accept(it item) {
 	}
 	now := time.Now()
 	f.head, f.full, f.idle, f.key, f.started = it, true, false, key, true
-	f.due = time.Unix(0, key).Add(f.lag.add(now, now.UnixNano()-key) + holdFor)
+	f.due = time.Unix(0, key).Add(f.lag.add(now, now.UnixNano()-key) + grace)
 }
 
 // lagWindow is the smallest distance between a packet's time and its arrival, of the last lagSpan or two: what of the distance

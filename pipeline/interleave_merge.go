@@ -92,7 +92,7 @@ func (in *interleaver) drainAudio(ctx context.Context) error {
 	if in.audio == nil || in.audio.err != nil || !errors.Is(in.video.err, ErrEnded) {
 		return in.video.err
 	}
-	in.timer.Reset(holdFor)
+	in.timer.Reset(in.grace)
 	if !in.wait(ctx, in.timer.C) && ctx.Err() == nil {
 		return in.video.err
 	}
@@ -182,7 +182,7 @@ func (in *interleaver) accept(f *trackFeed, it item) {
 		f.asked, f.drained = false, true
 		return
 	}
-	f.accept(in.unix(it))
+	f.accept(in.unix(it), in.grace)
 	if f == in.audio {
 		in.hold()
 	}
