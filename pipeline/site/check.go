@@ -119,6 +119,33 @@ func (d *decoder) check(c *Config) {
 }
 
 func (d *decoder) checkStream(key, path string, s *Stream) {
+	d.checkSource(key, path, s)
+	if !s.Enabled {
+		return
+	}
+	if s.Record != nil {
+		d.checkRecord(key, path+".record", s.Record)
+	}
+	if s.Events != nil {
+		if d.isSet(path + ".events.on_event") {
+			d.complain(path+".events.on_event", "events are always recorded on events; all the time is what record is for")
+		}
+		s.Events.OnEvent = true
+		d.checkRecord(key, path+".events", s.Events)
+		if s.Record != nil && s.Record.OnEvent {
+			d.complain(path+".events", "record has on_event already: want one of them")
+		}
+	}
+	if s.Infer != nil {
+		d.checkInfer(key, path+".infer", s)
+	}
+	if s.Push != nil {
+		d.checkPush(key, path+".push", s.Push)
+	}
+}
+
+// checkSource completes and checks where a stream comes from, and under which names.
+func (d *decoder) checkSource(key, path string, s *Stream) {
 	if s.Source == "" {
 		d.complain(path+".source", "it is missing: want an rtsp:// URL, a file or another input")
 		return
@@ -149,25 +176,6 @@ func (d *decoder) checkStream(key, path string, s *Stream) {
 	}
 	if _, err := pipeline.OpenSource(sourceOptions(*s, nil)); err != nil {
 		d.complain(path+".source", "%w", err)
-	}
-	if s.Record != nil {
-		d.checkRecord(key, path+".record", s.Record)
-	}
-	if s.Events != nil {
-		if d.isSet(path + ".events.on_event") {
-			d.complain(path+".events.on_event", "events are always recorded on events; all the time is what record is for")
-		}
-		s.Events.OnEvent = true
-		d.checkRecord(key, path+".events", s.Events)
-		if s.Record != nil && s.Record.OnEvent {
-			d.complain(path+".events", "record has on_event already: want one of them")
-		}
-	}
-	if s.Infer != nil {
-		d.checkInfer(key, path+".infer", s)
-	}
-	if s.Push != nil {
-		d.checkPush(key, path+".push", s.Push)
 	}
 }
 

@@ -53,12 +53,14 @@ type decoder struct {
 	anchors map[string]ast.Node
 	raw     map[string]string // text of string fields before variables are put in
 	nodes   int
+	matters func(path string) bool // which fields' errors are collected; nil = those of all
 	errs    []error
 }
 
-// parse reads the text of a site file. The error joins *FieldErrors; the configuration is what could be read besides, nil where the text is no YAML.
-func parse(file string, text []byte) (*Config, *decoder, error) {
-	d := &decoder{file: file, at: map[string]token.Position{}, anchors: map[string]ast.Node{}, raw: map[string]string{}}
+// parse reads the text of a site file. The error joins *FieldErrors of the fields that matter (nil = all); the configuration is what could be read
+// besides, nil where the text is no YAML.
+func parse(file string, text []byte, matters func(path string) bool) (*Config, *decoder, error) {
+	d := &decoder{file: file, at: map[string]token.Position{}, anchors: map[string]ast.Node{}, raw: map[string]string{}, matters: matters}
 	fail := func(err error) (*Config, *decoder, error) { return nil, d, &FieldError{File: file, Err: err} }
 	if len(text) > maxFile {
 		return fail(fmt.Errorf("%d bytes: a site file has at most %d", len(text), maxFile))
@@ -158,7 +160,7 @@ type entry struct {
 }
 
 func (d *decoder) fail(at token.Position, path string, err error) {
-	if len(d.errs) < maxErrors {
+	if len(d.errs) < maxErrors && (d.matters == nil || d.matters(path)) {
 		d.errs = append(d.errs, &FieldError{File: d.file, Line: at.Line, Column: at.Column, Field: path, Err: err})
 	}
 }
@@ -343,12 +345,15 @@ func (d *decoder) value(v reflect.Value, n ast.Node, path string, depth int) {
 }
 
 // Load reads and checks a site file. The error joins *FieldErrors; it Is os.ErrNotExist when there is no such file.
-func Load(file string) (*Config, error) {
+func Load(file string) (*Config, error) { return loadFor(file, nil) }
+
+// loadFor is Load for who needs a part of the file: what is wrong with fields that do not matter is no error.
+func loadFor(file string, matters func(path string) bool) (*Config, error) {
 	text, err := readBounded(file, maxFile+1)
 	if err != nil {
 		return nil, err
 	}
-	c, d, err := parse(file, text)
+	c, d, err := parse(file, text, matters)
 	if err != nil {
 		return nil, err
 	}

@@ -182,7 +182,7 @@ func FuzzLoad(f *testing.F) {
 		if len(text) > 4096 {
 			return
 		}
-		c, d, err := parse("site.yaml", []byte(text))
+		c, d, err := parse("site.yaml", []byte(text), nil)
 		if err != nil {
 			return
 		}

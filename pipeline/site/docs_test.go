@@ -106,8 +106,16 @@ func TestDocs(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}), 0o600))
 		text = strings.ReplaceAll(text, "/etc/cfpipe/", dir+"/")
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "site.yaml"), []byte(text), 0o600))
-		_, err = Load(filepath.Join(dir, "site.yaml"))
+		c, err := Load(filepath.Join(dir, "site.yaml"))
 		require.NoError(t, err, text)
+		lib, err := LoadRecordings(filepath.Join(dir, "site.yaml"))
+		if len(c.recordings()) == 0 {
+			require.ErrorContains(t, err, "nothing is recorded", text)
+		} else {
+			require.NoError(t, err, text)
+			require.Equal(t, c.indexPath(), lib.Index)
+			require.Len(t, lib.Places, len(c.places()))
+		}
 		examples++
 	}
 	require.NotZero(t, examples)

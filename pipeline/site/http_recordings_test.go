@@ -303,6 +303,9 @@ func TestLoadRecordings(t *testing.T) {
 		"cameras: {a: {source: 'rtsp://h/x', record: {out: '${NOT_SET_HERE}/x.mp4'}}}":                                        "NOT_SET_HERE is not set",
 		"cameras: {a: {source: 'rtsp://h/x'}}":                                                                                "nothing is recorded",
 		"cameras: [":                                                                                                          name,
+		"cameras: {a: {source: 'rtsp://h/x', events: {out: 'e/%s.mp4', pre: 5s, post: 20s, longest: 2m}}}":                    "",
+		"cameras: {a: {source: 'rtsp://h/x', record: {out: 'e/%s.mp4', post: 20s}}}":                                          "post and longest are for on_event",
+		"cameras: {record: {source: '', record: {out: 'e/%s.mp4'}}}":                                                          "",
 		"cameras: {a: {source: 'rtsp://h/x', record: {out: 'v/%s.mp4'}, events: {out: 'e/%s.mp4'}}, a-b: {source: rtsp://x}}": "",
 	} {
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))

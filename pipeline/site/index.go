@@ -74,32 +74,38 @@ func (c *Config) places() []recordings.Place {
 	return places
 }
 
-// LoadRecordings reads from a site file where its recordings lie. What it needs no more for, such as passwords that this user may not read, is not
-// looked at.
+// LoadRecordings reads from a site file where its recordings lie. What is wrong with the rest of the file, such as passwords that this user may not
+// read, is no error.
 func LoadRecordings(file string) (recordings.Library, error) {
-	text, err := readBounded(file, maxFile+1)
+	c, err := loadFor(file, aboutRecordings)
 	if err != nil {
 		return recordings.Library{}, err
-	}
-	c, d, err := parse(file, text)
-	if c == nil {
-		return recordings.Library{}, err
-	}
-	d.checkIndex(c)
-	for _, r := range c.recordings() {
-		d.checkRecord(r.key, r.path, r.Record)
-	}
-	d.errs = slices.DeleteFunc(d.errs, func(err error) bool {
-		var f *FieldError
-		return errors.As(err, &f) && f.Field != "" && f.Field != "index" && f.Field != "cameras" && !strings.Contains(f.Field, ".record") && !strings.Contains(f.Field, ".events")
-	})
-	if len(d.errs) > 0 {
-		return recordings.Library{}, errors.Join(d.errs...)
 	}
 	if lib := c.Library(); len(lib.Places) > 0 {
 		return lib, nil
 	}
 	return recordings.Library{}, &FieldError{File: file, Err: errors.New("nothing is recorded by it")}
+}
+
+// aboutRecordings says whether a field has to do with where recordings lie.
+func aboutRecordings(path string) bool {
+	switch path {
+	case "", "index", "cameras":
+		return true
+	}
+	words := strings.Split(path, ".")
+	switch words[0] {
+	case "defaults":
+		words = words[1:]
+	case "cameras":
+		words = words[min(2, len(words)):]
+	default:
+		return false
+	}
+	if len(words) > 0 && words[0] == "sub" {
+		words = words[1:]
+	}
+	return len(words) > 0 && (words[0] == "record" || words[0] == "events")
 }
 
 func (d *decoder) checkIndex(c *Config) {
