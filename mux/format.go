@@ -4,7 +4,9 @@
 package mux
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/cfpipe/cfpipe/internal/media"
@@ -41,6 +43,25 @@ func ParseFormat(s string) (Format, error) {
 		return AnnexB, nil
 	}
 	return "", fmt.Errorf("format %q: want fmp4, mp4, mkv, ts, nut or annexb", s)
+}
+
+// FileFormat is the container of a recorded file: what format says, or where that is "", what the extension of its name does. The two must agree.
+func FileFormat(format, name string) (Format, error) {
+	byName := map[string]Format{".mp4": FMP4, ".m4v": FMP4, ".fmp4": FMP4, ".mkv": MKV, ".ts": TS}[strings.ToLower(filepath.Ext(name))]
+	if byName == "" {
+		return "", errors.New("the name must end in .mp4, .mkv or .ts")
+	}
+	if format == "" {
+		return byName, nil
+	}
+	f, err := ParseFormat(format)
+	if err != nil || f != FMP4 && f != MP4 && f != MKV && f != TS {
+		return "", fmt.Errorf("format %s: a recording is fmp4, mkv, ts or mp4", format)
+	}
+	if f != byName && (f != MP4 || byName != FMP4) {
+		return "", fmt.Errorf("format %s and the name do not agree: it must end in %s", format, f.Extension())
+	}
+	return f, nil
 }
 
 // Extension is the file name extension of the format, with its dot.

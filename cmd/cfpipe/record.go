@@ -198,24 +198,9 @@ func recordFormat(format, out string) (mux.Format, error) {
 	if st, err := os.Stat(out); err == nil && st.IsDir() {
 		return "", fmt.Errorf("--out %s is a folder: name the files in it, for example %s", out, filepath.Join(out, "%{key}-%Y%m%d-%H%M%S.mp4"))
 	}
-	ext := strings.ToLower(filepath.Ext(out))
-	byName := map[string]mux.Format{".mp4": mux.FMP4, ".m4v": mux.FMP4, ".fmp4": mux.FMP4, ".mkv": mux.MKV, ".ts": mux.TS}[ext]
-	if byName == "" {
-		return "", fmt.Errorf("--out %s: the name must end in .mp4, .mkv or .ts", out)
-	}
-	switch format {
-	case "":
-		return byName, nil
-	case "fmp4", "mp4", "mkv", "ts", "matroska", "mpegts":
-	default:
-		return "", fmt.Errorf("--format %s: a recording is fmp4, mkv, ts or mp4", format)
-	}
-	f, err := mux.ParseFormat(format)
+	f, err := mux.FileFormat(format, out)
 	if err != nil {
-		return "", err
-	}
-	if f != byName && (f != mux.MP4 || byName != mux.FMP4) {
-		return "", fmt.Errorf("--format %s and --out %s do not agree: the name must end in %s", format, out, f.Extension())
+		return "", fmt.Errorf("--out %s: %w", out, err)
 	}
 	return f, nil
 }

@@ -31,7 +31,7 @@ func TestUsageSays(t *testing.T) {
 		{"--segment 60: add a unit, for example 60s or 1m", []string{"record", "a", "--out", "x.mp4", "--segment", "60"}},
 		{"did you mean --segment?", []string{"record", "a", "--segmnt", "60s"}},
 		{"%{cam} is not known: only %{key}", []string{"record", "a", "--out", "%{cam}.mp4"}},
-		{"--format mkv and --out x.mp4 do not agree: the name must end in .mkv", []string{"record", "a", "--out", "x.mp4", "--format", "mkv"}},
+		{"--out x.mp4: format mkv and the name do not agree: it must end in .mkv", []string{"record", "a", "--out", "x.mp4", "--format", "mkv"}},
 		{"a recording is fmp4, mkv, ts or mp4", []string{"record", "a", "--out", "x.mp4", "--format", "mov"}},
 		{"must end in .mp4, .mkv or .ts", []string{"record", "a", "--out", "x.avi"}},
 		{"is a folder", []string{"record", "a", "--out", dir}},
@@ -82,6 +82,13 @@ func TestRecordFormat(t *testing.T) {
 		f, err := recordFormat(c.format, c.out)
 		require.NoError(t, err)
 		require.Equal(t, c.want, f, c.out)
+	}
+	for _, c := range []struct{ format, out, says string }{
+		{"", "a.avi", "must end in .mp4, .mkv or .ts"}, {"mkv", "a.mp4", "must end in .mkv"}, {"mp4", "a.ts", "must end in .mp4"}, {"nut", "a.ts", "fmp4, mkv, ts or mp4"},
+		{"", t.TempDir(), "is a folder"},
+	} {
+		_, err := recordFormat(c.format, c.out)
+		require.ErrorContains(t, err, c.says)
 	}
 }
 

@@ -196,6 +196,11 @@ func (d *decoder) checkRecord(key, path string, r *Record) {
 	if _, err := mux.ParsePattern(r.Out, key); err != nil {
 		d.complain(path+".out", "%w", err)
 	}
+	if format, err := mux.FileFormat(r.Format, r.Out); err != nil {
+		d.complain(path+".out", "%w", err)
+	} else {
+		r.Format = string(format)
+	}
 	if s := time.Duration(r.Segment); s > 0 && s < time.Second {
 		d.complain(path+".segment", "%v: want 1s or more, or 0s for one file", s)
 	}

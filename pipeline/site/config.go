@@ -111,7 +111,7 @@ type Push struct {
 // Record is the recording of a stream.
 type Record struct {
 	Out       string     `yaml:"out" doc:"Name of the files: strftime conversions and %{key}. Relative names are those beside the site file."`
-	Format    string     `yaml:"format" enum:"fmp4|mkv|ts|mp4" default:"fmp4" doc:"Container."`
+	Format    string     `yaml:"format" enum:"fmp4|mkv|ts|mp4" doc:"Container. Default: what the extension of out says; .mp4 is fmp4."`
 	Segment   Duration   `yaml:"segment" default:"60s" doc:"Length of a file; 0s = one file."`
 	Pre       Duration   `yaml:"pre" default:"0s" doc:"Begin so far in the past, as far as the ring still holds it. With on_event so far before the trigger; 10s then where it is not set."`
 	OnEvent   bool       `yaml:"on_event" default:"false" doc:"Record around events alone: cfpipe trigger KEY, or POST /trigger/KEY."`
@@ -167,7 +167,7 @@ func defaultSub() *Stream {
 }
 
 func defaultRecord() *Record {
-	return &Record{Format: "fmp4", Segment: Duration(time.Minute), Post: Duration(10 * time.Second), Longest: Duration(10 * time.Minute),
+	return &Record{Segment: Duration(time.Minute), Post: Duration(10 * time.Second), Longest: Duration(10 * time.Minute),
 		Fsync: "never", Audio: true, Isolation: "none"}
 }
 

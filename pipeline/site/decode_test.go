@@ -190,3 +190,23 @@ func FuzzLoad(f *testing.F) {
 		_ = c.specs("/run/x", "")
 	})
 }
+
+// The container of a recording is what the name of its files says, as for cfpipe record.
+func TestRecordFormat(t *testing.T) {
+	for in, want := range map[string]string{
+		"out: 'v/%s.mkv'": "mkv", "out: 'v/%s.ts'": "ts", "out: 'v/%s.mp4'": "fmp4", "out: 'v/%s.mp4', format: mp4": "mp4", "out: 'v/%s.MKV', format: mkv": "mkv",
+	} {
+		for _, block := range []string{"record", "events"} {
+			c, err := load(t, "cameras: {a: {source: 'rtsp://h/x', "+block+": {"+in+"}}}")
+			require.NoError(t, err, in)
+			require.Equal(t, want, c.recordings()[0].Format, in)
+		}
+	}
+	for in, says := range map[string]string{
+		"out: 'v/%s.avi'": "must end in .mp4, .mkv or .ts", "out: 'v/%s'": "must end in", "out: 'v/%s.mp4', format: mkv": "must end in .mkv",
+	} {
+		_, err := load(t, "cameras: {a: {source: 'rtsp://h/x', record: {"+in+"}}}")
+		require.ErrorContains(t, err, says, in)
+		require.ErrorContains(t, err, "cameras.a.record.out", in)
+	}
+}
