@@ -51,12 +51,16 @@ func FileFormat(format, name string) (Format, error) {
 	if byName == "" {
 		return "", errors.New("the name must end in .mp4, .mkv or .ts")
 	}
-	if format == "" {
+	switch format {
+	case "":
 		return byName, nil
+	case "fmp4", "mp4", "mkv", "ts", "matroska", "mpegts":
+	default:
+		return "", fmt.Errorf("format %s: a recording is fmp4, mkv, ts or mp4", format)
 	}
 	f, err := ParseFormat(format)
-	if err != nil || f != FMP4 && f != MP4 && f != MKV && f != TS {
-		return "", fmt.Errorf("format %s: a recording is fmp4, mkv, ts or mp4", format)
+	if err != nil {
+		return "", err
 	}
 	if f != byName && (f != MP4 || byName != FMP4) {
 		return "", fmt.Errorf("format %s and the name do not agree: it must end in %s", format, f.Extension())
