@@ -80,11 +80,11 @@ type Packet struct {
 
 // Stats counts what a Decoder has done.
 type Stats struct {
-	Packets  uint64 // given to it
-	Pictures uint64 // handed out
-	Errors   uint64 // damaged packets and pictures, and failures of the decoder
-	Skipped  uint64 // packets passed over while waiting for a keyframe
-	Reopened uint64 // decoders opened anew
+	Packets  uint64 `json:"packets"`  // given to it
+	Pictures uint64 `json:"pictures"` // handed out
+	Errors   uint64 `json:"errors"`   // damaged packets and pictures, and failures of the decoder
+	Skipped  uint64 `json:"skipped"`  // packets passed over while waiting for a keyframe
+	Reopened uint64 `json:"reopened"` // decoders opened anew
 }
 
 // Decoder decodes one stream. One goroutine uses it.

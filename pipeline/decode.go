@@ -60,11 +60,11 @@ func ParseFrameMemory(s string) (FrameMemoryKind, error) {
 // DecodeStats count what a decode stage has done.
 type DecodeStats struct {
 	decode.Stats
-	Hardware    bool          // NVDEC decodes now
-	Generations int           // of the frame ring
-	Lost        uint64        // packets that were overwritten before they were read
-	Waited      time.Duration // for the ACKs of subscribers
-	Dropped     uint64        // subscribers that owed one for too long
+	Hardware    bool    `json:"hardware"`       // NVDEC decodes now
+	Generations int     `json:"generations"`    // of the frame ring
+	Lost        uint64  `json:"lost"`           // packets that were overwritten before they were read
+	Waited      Seconds `json:"waited_seconds"` // for the ACKs of subscribers
+	Dropped     uint64  `json:"dropped"`        // subscribers that owed one for too long
 }
 
 // decodeStage is a decode stage at work. Its fields belong to the goroutine of Decode.
@@ -322,7 +322,7 @@ func (d *decodeStage) count(sub *Subscription) {
 	s.Stats, s.Hardware, s.Lost = d.decoder.Stats(), d.decoder.Hardware(), sub.Stats().Lost
 	if d.writer != nil {
 		w := d.writer.Stats()
-		s.Waited, s.Dropped = w.Waited, w.Dropped
+		s.Waited, s.Dropped = Seconds(w.Waited), w.Dropped
 	}
 }
 

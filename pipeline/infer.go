@@ -57,9 +57,15 @@ type InferWatch struct {
 
 // InferStats count what became of the pictures.
 type InferStats struct {
-	Sent, Results, Dropped, Expired, Refused, Unchanged uint64
-	Sessions                                            uint64
-	TilesSent, TilesAll                                 uint64
+	Sent      uint64 `json:"sent"`
+	Results   uint64 `json:"results"`
+	Dropped   uint64 `json:"dropped"`   // by the runtime, for newer ones
+	Expired   uint64 `json:"expired"`   // no result came within the latency
+	Refused   uint64 `json:"refused"`   // by the runtime, with an error
+	Unchanged uint64 `json:"unchanged"` // not sent, as no tile had changed
+	Sessions  uint64 `json:"sessions"`
+	TilesSent uint64 `json:"tiles_sent"`
+	TilesAll  uint64 `json:"tiles"` // of all pictures that were sent
 }
 
 // Infer sends a key's newest pictures to an NNRP runtime and writes the results to Out. Pictures are never queued: while as many are

@@ -5,39 +5,40 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/rtsp"
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
 // IngestStats are an Ingest's running totals.
 type IngestStats struct {
-	Connected  bool   // packets come
-	Connects   uint64 // attempts
-	Reconnects uint64 // connections that delivered after another one had
-	LastError  string // why the last connection ended; without credentials
-	Video      IngestTrackStats
-	Audio      IngestTrackStats
-	Network    *NetworkStats `json:",omitempty"` // nil: the source is no RTSP camera
+	Connected  bool             `json:"connected"`            // packets come
+	Connects   uint64           `json:"connects"`             // attempts
+	Reconnects uint64           `json:"reconnects"`           // connections that delivered after another one had
+	LastError  string           `json:"last_error,omitempty"` // why the last connection ended; without credentials
+	Video      IngestTrackStats `json:"video"`
+	Audio      IngestTrackStats `json:"audio"`
+	Network    *NetworkStats    `json:"network,omitempty"` // nil: the source is no RTSP camera
 }
 
 // NetworkStats are what an RTSP camera's packets went through on their way, over all its connections.
 type NetworkStats struct {
-	Packets uint64        // RTP packets that came
-	Lost    uint64        // RTP packets missing between them
-	Clocked bool          // the camera tells its own time (RTCP sender reports)
-	Ahead   time.Duration // of its clock against this host's; the delay of the network counts as behind
+	Packets uint64  `json:"rtp_packets"`         // that came
+	Lost    uint64  `json:"rtp_lost"`            // missing between them
+	Clocked bool    `json:"clocked"`             // the camera tells its own time (RTCP sender reports)
+	Ahead   Seconds `json:"clock_ahead_seconds"` // of its clock against this host's; the delay of the network counts as behind
 }
 
 // IngestTrackStats are the totals of one key.
 type IngestTrackStats struct {
-	CodecID    uint32 // 0: not published yet
-	Packets    uint64
-	Bytes      uint64
-	Keyframes  uint64
-	Gaps       uint64 // packets marked DISCONTINUITY
-	Corrupt    uint64
-	Oversized  uint64    // larger than the ring takes, left out
-	LastPacket time.Time // by the clock as it is now, with a monotonic reading; zero: none yet
+	Codec      string    `json:"codec"` // its name; "" = not published yet
+	Packets    uint64    `json:"packets"`
+	Bytes      uint64    `json:"bytes"`
+	Keyframes  uint64    `json:"keyframes"`
+	Gaps       uint64    `json:"gaps"` // packets marked DISCONTINUITY
+	Corrupt    uint64    `json:"corrupt"`
+	Oversized  uint64    `json:"oversized"`            // larger than the ring takes, left out
+	LastPacket time.Time `json:"last_packet,omitzero"` // by the clock as it is now, with a monotonic reading; zero: none yet
 }
 
 // Age is how long ago the newest packet came; 0 before the first.
@@ -57,7 +58,7 @@ func (in *Ingest) Stats() IngestStats {
 	s.Audio = in.sink.outputs[1].seen.snapshot()
 	if camera, ok := in.o.Source.(*rtsp.Source); ok {
 		n := camera.Stats()
-		s.Network = &NetworkStats{Packets: n.RTPPackets, Lost: n.RTPLost, Clocked: n.Clocked, Ahead: n.Ahead}
+		s.Network = &NetworkStats{Packets: n.RTPPackets, Lost: n.RTPLost, Clocked: n.Clocked, Ahead: Seconds(n.Ahead)}
 	}
 	return s
 }
@@ -120,8 +121,11 @@ func (t *trackState) packet(f packetring.Flags, n int, now time.Time) {
 
 func (t *trackState) snapshot() IngestTrackStats {
 	s := IngestTrackStats{
-		CodecID: t.codec.Load(), Packets: uint64(t.packets.Load()), Bytes: uint64(t.bytes.Load()), Keyframes: uint64(t.keyframes.Load()),
+		Packets: uint64(t.packets.Load()), Bytes: uint64(t.bytes.Load()), Keyframes: uint64(t.keyframes.Load()),
 		Gaps: uint64(t.gaps.Load()), Corrupt: uint64(t.corrupt.Load()), Oversized: uint64(t.oversized.Load()),
+	}
+	if id := t.codec.Load(); id != 0 {
+		s.Codec = media.CodecName(id)
 	}
 	if at := t.lastAt.Load(); at != 0 {
 		now := time.Now()

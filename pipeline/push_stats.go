@@ -11,11 +11,11 @@ import (
 
 // PushStats are the running totals of a Push over all its keys.
 type PushStats struct {
-	Connections int    // that stand now
-	Connects    uint64 // connections that were made
-	Packets     uint64 // of all tracks, handed to them
-	Bytes       uint64
-	LastError   string // why the last one ended or was not made; without credentials
+	Connections int    `json:"connections"` // that stand now
+	Connects    uint64 `json:"connects"`    // connections that were made
+	Packets     uint64 `json:"packets"`     // of all tracks, handed to them
+	Bytes       uint64 `json:"bytes"`
+	LastError   string `json:"last_error,omitempty"` // why the last one ended or was not made; without credentials
 }
 
 // PushCounter is where a running Push leaves its counts. The zero value is ready.

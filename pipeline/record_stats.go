@@ -9,23 +9,23 @@ import (
 
 // RecordStats are a recorder's running totals.
 type RecordStats struct {
-	Files     uint64        // opened
-	Packets   uint64        // access units of video in files; the fragment that is being written is not counted yet
-	Lost      uint64        // access units that the ring had passed on before they were read
-	Overruns  uint64        // how often that has happened
-	Dropped   uint64        // access units that were read and that the disk did not take
-	Failures  uint64        // errors of the disk
-	Failing   bool          // the disk does not take the file now
-	Newest    time.Time     // of the newest of Packets; zero = none yet
-	FileBytes uint64        // written into files
-	Writes    uint64        // calls of write
-	WriteTime time.Duration // spent in them
-	Syncs     uint64        // calls of fsync
-	SyncTime  time.Duration // spent in them
-	Slowest   time.Duration // the longest of these calls
-	Busy      time.Duration // how long the call that runs now has taken; 0 = none runs
-	Events    uint64        // events begun, of a recorder on events
-	Event     bool          // one is recorded now
+	Files     uint64    `json:"files"`           // opened
+	Packets   uint64    `json:"packets"`         // access units of video in files; the fragment that is being written is not counted yet
+	Lost      uint64    `json:"lost"`            // access units that the ring had passed on before they were read
+	Overruns  uint64    `json:"overruns"`        // how often that has happened
+	Dropped   uint64    `json:"dropped"`         // access units that were read and that the disk did not take
+	Failures  uint64    `json:"failures"`        // errors of the disk
+	Failing   bool      `json:"failing"`         // the disk does not take the file now
+	Newest    time.Time `json:"newest,omitzero"` // of the newest of Packets; zero = none yet
+	FileBytes uint64    `json:"bytes"`           // written into files
+	Writes    uint64    `json:"writes"`          // calls of write
+	WriteTime Seconds   `json:"write_seconds"`   // spent in them
+	Syncs     uint64    `json:"fsyncs"`          // calls of fsync
+	SyncTime  Seconds   `json:"fsync_seconds"`   // spent in them
+	Slowest   Seconds   `json:"slowest_seconds"` // the longest of these calls
+	Busy      Seconds   `json:"busy_seconds"`    // how long the call that runs now has taken; 0 = none runs
+	Events    uint64    `json:"events"`          // events begun, of a recorder on events
+	Event     bool      `json:"event"`           // one is recorded now
 }
 
 // RecordCounter is where a running recorder leaves its counts. The zero value is ready. It goes on counting when it is given to
@@ -43,14 +43,14 @@ type RecordCounter struct {
 func (c *RecordCounter) Stats() RecordStats {
 	s := RecordStats{
 		Files: c.files.Load(), Packets: c.packets.Load(), Lost: c.lost.Load(), Overruns: c.overruns.Load(), Dropped: c.dropped.Load(), Failures: c.failures.Load(),
-		Failing: c.failing.Load(), FileBytes: c.fileBytes.Load(), Writes: c.writes.Load(), WriteTime: time.Duration(c.writeTime.Load()),
-		Events: c.events.Load(), Event: c.event.Load(), Syncs: c.syncs.Load(), SyncTime: time.Duration(c.syncTime.Load()), Slowest: time.Duration(c.slowest.Load()),
+		Failing: c.failing.Load(), FileBytes: c.fileBytes.Load(), Writes: c.writes.Load(), WriteTime: Seconds(c.writeTime.Load()),
+		Events: c.events.Load(), Event: c.event.Load(), Syncs: c.syncs.Load(), SyncTime: Seconds(c.syncTime.Load()), Slowest: Seconds(c.slowest.Load()),
 	}
 	if n := c.newest.Load(); n != 0 {
 		s.Newest = time.Unix(0, n)
 	}
 	if b := c.busySince.Load(); b != 0 {
-		s.Busy = time.Since(monotonicStart) - time.Duration(b)
+		s.Busy = Seconds(time.Since(monotonicStart)) - Seconds(b)
 	}
 	return s
 }

@@ -121,11 +121,15 @@ func (s *Site) handler(token string) http.Handler {
 		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		got := sha256.Sum256([]byte(strings.TrimSpace(given))) // of one length: the comparison tells nothing of the token's
 		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 || !strings.EqualFold(scheme, "Bearer") || token == "" {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="cfpipe"`)
-			fail(w, http.StatusUnauthorized, "a bearer token is needed")
+			text, challenge := noToken, `Bearer realm="cfpipe"`
+			if strings.EqualFold(scheme, "Bearer") && strings.TrimSpace(given) != "" {
+				text, challenge = wrongToken, challenge+`, error="invalid_token"`
+			}
+			w.Header().Set("WWW-Authenticate", challenge)
+			fail(w, http.StatusUnauthorized, text)
 			return
 		}
-		mux.ServeHTTP(w, r)
+		route(mux, w, r)
 	})
 }
 
@@ -177,7 +181,7 @@ type CameraHealth struct {
 
 // Health tells of every stream, sorted by key.
 func (s *Site) Health() []CameraHealth {
-	var list []CameraHealth
+	list := []CameraHealth{}
 	index := map[string]int{}
 	status := s.Status()
 	for _, st := range status.Stages {
@@ -214,12 +218,12 @@ func (s *Site) Health() []CameraHealth {
 		h := &list[i]
 		h.Lost += st.Record.Lost + st.Record.Dropped
 		if st.Kind == kindEvents {
-			if bad := st.State != StateRunning || st.Record.Failing || st.Record.Busy >= silentAfter; bad && h.Problem == "" {
+			if bad := st.State != StateRunning || st.Record.Failing || st.Record.Busy >= pipeline.Seconds(silentAfter); bad && h.Problem == "" {
 				h.Problem = "its events are not recorded: " + recordProblem(st)
 			}
 			continue
 		}
-		good := st.State == StateRunning && !st.Record.Failing && st.Record.Busy < silentAfter && st.Record.Packets > 0
+		good := st.State == StateRunning && !st.Record.Failing && st.Record.Busy < pipeline.Seconds(silentAfter) && st.Record.Packets > 0
 		h.Recording = &good
 		if !good && h.Problem == "" {
 			h.Problem = "it is not recorded: " + recordProblem(st)
@@ -237,7 +241,7 @@ func recordProblem(st StageStatus) string {
 		return string(st.State) + ": " + st.LastError
 	case st.Record.Failing:
 		return "the disk does not take the file"
-	case st.Record.Busy >= silentAfter:
+	case st.Record.Busy >= pipeline.Seconds(silentAfter):
 		return "the disk does not answer"
 	}
 	return "no packet yet"

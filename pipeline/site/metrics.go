@@ -173,7 +173,7 @@ func (e emitter) count(d *prometheus.Desc, v uint64, labels ...string) {
 	e.send(d, prometheus.CounterValue, float64(v), labels)
 }
 
-func (e emitter) seconds(d *prometheus.Desc, v time.Duration, labels ...string) {
+func (e emitter) seconds(d *prometheus.Desc, v pipeline.Seconds, labels ...string) {
 	e.send(d, prometheus.CounterValue, v.Seconds(), labels)
 }
 
@@ -205,7 +205,7 @@ func (e emitter) ingest(key string, s pipeline.IngestStats) {
 		name string
 		pipeline.IngestTrackStats
 	}{{"video", s.Video}, {"audio", s.Audio}} {
-		if t.CodecID == 0 {
+		if t.Codec == "" {
 			continue
 		}
 		e.count(ingestPackets, t.Packets, key, t.name)

@@ -24,8 +24,8 @@ const (
 // InferStats are those of an inference in a site.
 type InferStats struct {
 	pipeline.InferStats
-	Unwritten uint64 // results that the disk did not take
-	Triggers  uint64 // that recorders took
+	Unwritten uint64 `json:"unwritten"` // results that the disk did not take
+	Triggers  uint64 `json:"triggers"`  // that recorders took
 }
 
 // results writes lines into files. The disk never ends or holds an inference for longer than a write takes: what it refuses is counted.

@@ -35,7 +35,7 @@ type StageStatus struct {
 // Status may be called at any time from any goroutine.
 func (s *Site) Status() Status {
 	s.mu.Lock()
-	st := Status{Started: s.started, Loaded: s.loaded, Reloads: s.reloads, ReloadError: s.reloadErr}
+	st := Status{Started: s.started, Loaded: s.loaded, Reloads: s.reloads, ReloadError: s.reloadErr, Stages: []StageStatus{}}
 	stages := s.stages
 	s.mu.Unlock()
 	for _, x := range stages {

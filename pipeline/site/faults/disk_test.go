@@ -181,7 +181,7 @@ retention: {age: 1d}
 	for _, name := range []string{"full", "broken"} {
 		r.until("record "+name, func(s site.StageStatus) bool { return s.Record.Failing && s.Record.Dropped > 0 })
 	}
-	r.until("record stalled", func(s site.StageStatus) bool { return s.Record.Busy > stall(t)/2 })
+	r.until("record stalled", func(s site.StageStatus) bool { return time.Duration(s.Record.Busy) > stall(t)/2 })
 	for name, s := range r.stages() {
 		if name == "record good" || name == "record apart" {
 			require.Less(t, time.Since(s.Record.Newest), 4*time.Second, "%s waits for another one's disk", name)
@@ -196,7 +196,7 @@ retention: {age: 1d}
 	r.recorded(50, r.names()...)
 	for name := range r.cams {
 		r.until("record "+name, func(s site.StageStatus) bool {
-			return !s.Record.Failing && s.Record.Busy < time.Second && s.Restarts == 0
+			return !s.Record.Failing && s.Record.Busy.Seconds() < 1 && s.Restarts == 0
 		})
 	}
 	status := r.stages()
