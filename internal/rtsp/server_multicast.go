@@ -16,18 +16,21 @@ import (
 // multicastGroup is a path that is sent to a multicast address once for all who listen there. A later listener starts at the
 // next keyframe: nothing is sent again for one of them.
 type multicastGroup struct {
-	server *Server
-	path   string
-	stream *gortsplib.ServerStream
-	ctx    context.Context
-	cancel context.CancelFunc
-	done   sync.WaitGroup
+	server   *Server
+	path     string
+	sessions int // under Server.mu
+	ctx      context.Context
+	cancel   context.CancelFunc
+	done     sync.WaitGroup
 
-	mu       sync.Mutex
-	sessions int
-	playing  bool
-	closed   bool
-	packets  map[int]*packetiser
+	begin   sync.Once
+	failed  error // of begin
+	stream  *gortsplib.ServerStream
+	packets map[int]*packetiser
+
+	mu      sync.Mutex
+	playing bool
+	closed  bool
 }
 
 func (s *Server) setupMulticast(session *gortsplib.ServerSession, path string) (*base.Response, *gortsplib.ServerStream, error) {
@@ -35,31 +38,44 @@ func (s *Server) setupMulticast(session *gortsplib.ServerSession, path string) (
 		return response(base.StatusOK), g.stream, nil
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	g := s.groups[path]
 	if g == nil {
-		tracks, stream, err := s.newStream(path)
-		if err != nil {
-			return response(statusOf(err)), nil, nil
-		}
-		g = &multicastGroup{server: s, path: path, stream: stream, packets: map[int]*packetiser{}}
+		g = &multicastGroup{server: s, path: path, packets: map[int]*packetiser{}}
 		g.ctx, g.cancel = context.WithCancel(s.ctx)
-		for i, t := range tracks {
-			m := stream.Desc.Medias[i]
-			p, err := newPacketiser(t, m.Formats[0], stream.Stats().Medias[m].Formats[m.Formats[0]].LocalSSRC)
-			if err != nil {
-				stream.Close()
-				return response(base.StatusServiceUnavailable), nil, nil
-			}
-			g.packets[i] = p
-		}
 		s.groups[path] = g
 	}
-	g.mu.Lock()
 	g.sessions++
-	g.mu.Unlock()
+	s.mu.Unlock()
+	g.begin.Do(func() { // without the server's lock: a publisher may take its time to answer
+		if g.failed = g.open(); g.failed != nil {
+			g.forget()
+		}
+	})
+	if g.failed != nil {
+		g.leave()
+		return response(statusOf(g.failed)), nil, nil
+	}
 	session.SetUserData(g)
 	return response(base.StatusOK), g.stream, nil
+}
+
+// open makes the group's stream.
+func (g *multicastGroup) open() error {
+	tracks, stream, err := g.server.newStream(g.path)
+	if err != nil {
+		return err
+	}
+	for i, t := range tracks {
+		m := stream.Desc.Medias[i]
+		p, err := newPacketiser(t, m.Formats[0], stream.Stats().Medias[m].Formats[m.Formats[0]].LocalSSRC)
+		if err != nil {
+			stream.Close()
+			return err
+		}
+		g.packets[i] = p
+	}
+	g.stream = stream
+	return nil
 }
 
 // play starts the group's sender when the first session plays.
@@ -101,10 +117,8 @@ func (g *multicastGroup) play() error {
 // joining a group that ends.
 func (g *multicastGroup) leave() {
 	g.server.mu.Lock()
-	g.mu.Lock()
 	g.sessions--
 	last := g.sessions == 0
-	g.mu.Unlock()
 	if last && g.server.groups[g.path] == g {
 		delete(g.server.groups, g.path)
 	}
@@ -116,12 +130,17 @@ func (g *multicastGroup) leave() {
 
 // drop takes the group out of the server and closes its stream, and so its sessions.
 func (g *multicastGroup) drop() {
+	g.forget()
+	g.close()
+}
+
+// forget takes the group out of the server: the next session begins another one.
+func (g *multicastGroup) forget() {
 	g.server.mu.Lock()
+	defer g.server.mu.Unlock()
 	if g.server.groups[g.path] == g {
 		delete(g.server.groups, g.path)
 	}
-	g.server.mu.Unlock()
-	g.close()
 }
 
 func (g *multicastGroup) close() {
@@ -132,7 +151,9 @@ func (g *multicastGroup) close() {
 	if !closed {
 		g.cancel()
 		g.done.Wait()
-		g.stream.Close()
+		if g.stream != nil {
+			g.stream.Close()
+		}
 	}
 }
 
