@@ -5,6 +5,7 @@ type cursor struct {
 	a    attempt
 	want uint64 // next seq to hand out
 
+	noData  bool // hand out fields alone
 	needKey bool // hand out nothing before a keyframe
 	gap     bool // packets were lost in front of the next one
 	started bool // something was handed out or lost since the last seek
@@ -54,14 +55,14 @@ func (c *cursor) next(report bool) outcome {
 		}
 		v := missed
 		if newest-c.want < uint64(len(c.a.ring.slots)) {
-			v = c.look(c.want, c.needKey)
+			v = c.look(c.want, c.needKey || c.noData)
 		}
 		if v == whole && c.needKey {
 			if c.a.d.flags&uint32(FlagKey) == 0 {
 				c.skip(c.want + 1)
 				continue
 			}
-			v = c.look(c.want, false)
+			v = c.look(c.want, c.noData)
 		}
 		if v == whole {
 			c.take()

@@ -18,6 +18,9 @@ type ReaderOptions struct {
 	Wait      Wait
 	MaxPacket int // larger packets are skipped as lost; 0 = 32 MiB
 
+	// NoData hands out packets without their Data, for who follows the ring alone: nothing is copied, and Stats counts no bytes.
+	NoData bool
+
 	// ReportOverruns makes Next and TryNext return ErrOverrun once for each overrun, before the packet that follows it.
 	ReportOverruns bool
 
@@ -76,6 +79,7 @@ func Open(path string, o ReaderOptions) (*Reader, error) {
 	}
 	orphan := shm.Orphaned(seg) // a ring of ours whose writer died before now: to be read to its end
 	r.c.a = newAttempt(&r.ring, uint32(min(limit, math.MaxUint32)), !r.locked && !orphan)
+	r.c.noData = o.NoData
 	r.step = func() { r.out = r.c.next(r.report) }
 	r.wait.init(o.Wait, &r.ring, r.locked)
 	r.wait.bell = o.Bell

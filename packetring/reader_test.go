@@ -60,6 +60,36 @@ func TestPublishAndRead(t *testing.T) {
 	})
 }
 
+// A reader without data sees the same packets, and the same losses.
+func TestNoData(t *testing.T) {
+	testenv.CheckLeaks(t)
+	w := create(t, uniqueKey(t), Config{Slots: 8, DataSize: 1 << 16})
+	r := open(t, w.Path(), ReaderOptions{NoData: true})
+	publishNext(t, w, 100)
+	p, err := r.Next(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, p.Seq)
+	require.NotZero(t, p.Flags&FlagKey)
+	require.Empty(t, p.Data)
+	for range 40 {
+		publishNext(t, w, 100)
+	}
+	var last Packet
+	for more := true; more; {
+		p, more, err = r.TryNext()
+		require.NoError(t, err)
+		if more {
+			require.Empty(t, p.Data)
+			last = p
+		}
+	}
+	s := r.Stats()
+	require.NotZero(t, s.Lost)
+	require.EqualValues(t, 41, s.Read+s.Lost)
+	require.Zero(t, s.Bytes)
+	require.EqualValues(t, 41, last.Seq)
+}
+
 func TestShutdownDrains(t *testing.T) {
 	eachWait(t, func(t *testing.T, o ReaderOptions) {
 		w := create(t, uniqueKey(t), Config{})

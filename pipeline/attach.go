@@ -64,7 +64,7 @@ func (s *Subscription) attach(ctx context.Context, left *attachment) (*attachmen
 			a.ring, a.follows = left.ring, left.follows
 			return a, nil
 		}
-		a.ring, err = packetring.Open(control.PacketPath, packetring.ReaderOptions{Wait: s.o.Wait, Bell: control.PacketBell})
+		a.ring, err = packetring.Open(control.PacketPath, packetring.ReaderOptions{Wait: s.o.Wait, NoData: s.o.noData, Bell: control.PacketBell})
 	}
 	if err != nil {
 		err = explainMissing(control, control.PacketPath, err)

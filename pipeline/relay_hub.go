@@ -53,7 +53,7 @@ func (r *relayHubs) acquire(o RelayOptions, key string) (*relayHub, error) {
 	h.begin.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), keyTimeout)
 		defer cancel()
-		h.sub, h.failed = Subscribe(ctx, SubscribeOptions{RuntimeDir: o.RuntimeDir, Key: key, Name: "relay", Logger: o.Logger})
+		h.sub, h.failed = Subscribe(ctx, SubscribeOptions{RuntimeDir: o.RuntimeDir, Key: key, Name: "relay", Logger: o.Logger, noData: true})
 		if h.failed != nil {
 			return
 		}
@@ -84,7 +84,7 @@ func (r *relayHubs) release(h *relayHub) {
 	}
 }
 
-// follow reads along, which is how the subscription notices that another publisher has taken over.
+// follow reads along, without the packets' data, which is how the subscription notices that another publisher has taken over.
 func (h *relayHub) follow(ctx context.Context) {
 	defer close(h.done)
 	for {

@@ -28,7 +28,8 @@ type SubscribeOptions struct {
 	NoFollow bool
 	Logger   *slog.Logger // nil = silent
 
-	quiet bool // what comes and goes is told of by another subscription
+	quiet  bool // what comes and goes is told of by another subscription
+	noData bool // packets come without Data
 }
 
 // Start is a position to begin at. Whatever it is, the first packet is a keyframe.
