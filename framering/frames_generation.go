@@ -14,9 +14,9 @@ import (
 type ring struct {
 	seg    *shm.Segment
 	block  *block
-	config *FrameConfig // nil = packet-only
-	memory *slotMemory  // nil where the memory is the caller's
-	writer *FrameWriter // nil where nobody writes
+	frames *FrameOptions // nil = packet-only: then it has no memory and no writer
+	memory *slotMemory
+	writer *FrameWriter
 
 	// Sessions that may still be sending the descriptors of memory; under Publisher.mu.
 	users   int
@@ -61,6 +61,12 @@ func (p *Publisher) startFrames(o FrameOptions) (*FrameWriter, error) {
 	if o.RingSize < 1 || o.RingSize > MaxRingSize || o.Memory == nil || o.AckTimeout < 0 {
 		return nil, fmt.Errorf("ring of %d slots, memory %T: %w", o.RingSize, o.Memory, ErrInvalidArg)
 	}
+	if o.Policy > StrictWait {
+		return nil, fmt.Errorf("%s: %w", o.Policy, ErrInvalidArg)
+	}
+	if g := o.Memory.Granularity(); !p.dialect.ipc && (g <= 0 || g&(g-1) != 0 || g > maxGranularity) {
+		return nil, fmt.Errorf("frame memory of granularity %d: %w", g, ErrInvalidArg)
+	}
 	if _, err := o.Meta.Planes(); err != nil {
 		return nil, err
 	}
@@ -78,14 +84,7 @@ func (p *Publisher) startFrames(o FrameOptions) (*FrameWriter, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := &FrameConfig{RingSize: o.RingSize, Meta: o.Meta, Policy: o.Policy, Memory: memory}
-	if o.External != nil {
-		config.ownership = OwnershipExternal
-	}
-	if err := config.check(); err != nil {
-		return nil, errors.Join(err, memory.close())
-	}
-	r := &ring{config: config, memory: memory, freed: make(chan struct{})}
+	r := &ring{frames: &o, memory: memory, freed: make(chan struct{})}
 	r.writer = &FrameWriter{p: p, ring: r, policy: o.Policy, timeout: o.AckTimeout}
 	if err := p.switchTo(r); err != nil {
 		return nil, errors.Join(err, memory.close())
@@ -116,8 +115,8 @@ func (p *Publisher) switchTo(r *ring) error {
 	seg, err := old.seg.Replace(blockSize, shm.CreateOptions{GID: p.gid}, func(b []byte) {
 		r.block = initBlock(b, blockParams{
 			dialect: p.dialect, libVersion: libVersion, pid: uint64(os.Getpid()), packets: p.packets.Path != "",
-			ownership: r.config.ownership, ipc: r.memory.ipc,
-			ringSize: r.config.RingSize, policy: r.config.Policy, meta: r.config.Meta,
+			ownership: r.frames.ownership(), ipc: r.memory.ipc,
+			ringSize: r.frames.RingSize, policy: r.frames.Policy, meta: r.frames.Meta,
 		})
 		r.block.hdr.globalSeq.Store(seq)
 		p.table.moveTo(r.block)

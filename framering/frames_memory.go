@@ -33,6 +33,15 @@ type Importer interface {
 	Import(fd, size, granularity int) (Buffer, error)
 }
 
+// frameMemory is the memory of the frame slots as the control plane sees it: descriptors to pass on and the unit in which
+// they are mapped. It may be called from several goroutines and stays the owner of the descriptors.
+type frameMemory interface {
+	// FDs returns one descriptor for each slot.
+	FDs() []int
+	// Granularity is the unit of a mapping in bytes, a power of two: the CUDA driver's, or the page size of memfds.
+	Granularity() uint64
+}
+
 // slotMemory is the buffers of a frame ring as the handshake passes them on.
 type slotMemory struct {
 	buffers     []Buffer
@@ -52,7 +61,7 @@ func allocSlots(m Memory, name string, n, size int) (*slotMemory, error) {
 	return s, nil
 }
 
-// FDs implements FrameMemory.
+// FDs implements frameMemory.
 func (s *slotMemory) FDs() []int {
 	fds := make([]int, len(s.buffers))
 	for i, b := range s.buffers {
@@ -61,7 +70,7 @@ func (s *slotMemory) FDs() []int {
 	return fds
 }
 
-// Granularity implements FrameMemory.
+// Granularity implements frameMemory.
 func (s *slotMemory) Granularity() uint64 { return uint64(s.granularity) }
 
 func (s *slotMemory) close() error {

@@ -27,6 +27,13 @@ type FrameOptions struct {
 	External []uintptr
 }
 
+func (o *FrameOptions) ownership() Ownership {
+	if o.External != nil {
+		return OwnershipExternal
+	}
+	return OwnershipLibrary
+}
+
 // Defaults of FrameOptions.
 const (
 	DefaultRingSize   = 4
@@ -80,7 +87,7 @@ func (w *FrameWriter) Stats() FrameWriterStats {
 }
 
 // Meta is the layout of the frames.
-func (w *FrameWriter) Meta() FrameMeta { return w.ring.config.Meta }
+func (w *FrameWriter) Meta() FrameMeta { return w.ring.frames.Meta }
 
 // Acquire takes the slot of the next frame. Under DropOldest it does not block and the frame that the slot holds is lost to who has
 // not read it; under StrictWait it blocks until all who owe an ACK for that frame have given it or were dropped. Publish or Cancel
@@ -156,7 +163,7 @@ func (w *FrameWriter) publish(pts int64, stream uintptr) (uint64, error) {
 		s, h := &w.ring.slots()[i], w.ring.block.hdr
 		s.ptsNS.Store(pts)
 		s.ackBitmap.Store(0)
-		s.writtenBytes.Store(w.ring.config.Meta.FrameSize)
+		s.writtenBytes.Store(w.ring.frames.Meta.FrameSize)
 		s.seq.Store(w.seq)       // after the pixels; pairs with the first look of readers
 		h.globalSeq.Store(w.seq) // pairs with the load in Next
 		shm.FutexWake(low32(&h.globalSeq))

@@ -87,6 +87,11 @@ func smallMeta(t testing.TB, width int) FrameMeta {
 	return m
 }
 
+// coarseMemory maps in units that are no power of two.
+type coarseMemory struct{ *slotsInMemfds }
+
+func (coarseMemory) Granularity() int { return 4097 }
+
 // publishFrames claims a key and starts a frame ring.
 func publishFrames(t testing.TB, dir, key string, o FrameOptions) (*Publisher, *FrameWriter) {
 	t.Helper()
@@ -441,8 +446,17 @@ func TestMemoryThatFails(t *testing.T) {
 	require.ErrorIs(t, err, ErrFormat)
 	_, err = p.StartFrames(FrameOptions{Meta: smallMeta(t, 64)})
 	require.ErrorIs(t, err, ErrInvalidArg)
-	_, err = p.StartFrames(FrameOptions{Meta: smallMeta(t, 64), Memory: memory, RingSize: 17})
-	require.ErrorIs(t, err, ErrInvalidArg)
+	for name, o := range map[string]FrameOptions{
+		"17 slots": {RingSize: 17}, "-1 slots": {RingSize: -1}, "policy": {Policy: 2}, "ACK timeout": {AckTimeout: -1},
+		"granularity": {Memory: coarseMemory{memory}},
+	} {
+		o.Meta = smallMeta(t, 64)
+		if o.Memory == nil {
+			o.Memory = memory
+		}
+		_, err = p.StartFrames(o)
+		require.ErrorIs(t, err, ErrInvalidArg, name)
+	}
 	require.EqualValues(t, 4, memory.live.Load())
 }
 

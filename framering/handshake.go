@@ -62,7 +62,7 @@ type offer struct {
 	ownership  Ownership
 	meta       FrameMeta
 	shmPath    string
-	memory     FrameMemory // nil without frames
+	memory     frameMemory // nil without frames
 	packetPath string      // "" = no packet ring
 	codecID    uint32
 	initialSeq uint64 // of the packet ring: its last keyframe

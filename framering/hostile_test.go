@@ -326,9 +326,7 @@ func TestFloods(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
-	p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key, Frames: &FrameConfig{
-		RingSize: 2, Meta: NV12Meta(64, 48), Memory: newMemfds(t, 2, 8192),
-	}}, true)
+	p := publishBoth(t, PublisherOptions{RuntimeDir: dir, Key: key}, true, FrameOptions{RingSize: 2, Meta: NV12Meta(64, 48)})
 	witness := subscribe(t, dir, key, WantsPackets)
 
 	var killed []*testenv.Process

@@ -118,6 +118,19 @@ func publishPatient(t testing.TB, o PublisherOptions, packets bool, patience tim
 	return p
 }
 
+// publishBoth is publish with frames in memfds whose first byte is their index.
+func publishBoth(t testing.TB, o PublisherOptions, packets bool, frames FrameOptions) *Publisher {
+	t.Helper()
+	p := publish(t, o, packets)
+	frames.Memory = &slotsInMemfds{}
+	w, err := p.StartFrames(frames)
+	require.NoError(t, err)
+	for i, b := range w.ring.memory.buffers {
+		b.Bytes()[0] = byte(i)
+	}
+	return p
+}
+
 // subscribe dials and closes after the test.
 func subscribe(t testing.TB, dir, key string, flags Flags) *Subscriber {
 	t.Helper()
@@ -125,29 +138,6 @@ func subscribe(t testing.TB, dir, key string, flags Flags) *Subscriber {
 	require.NoError(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
-}
-
-// memfds is frame memory of n sealed memfds whose first byte is their index.
-type memfds []*shm.Segment
-
-func newMemfds(t testing.TB, n int, size uint64) memfds {
-	var m memfds
-	for i := range n {
-		s, err := shm.Memfd("frames", int(size))
-		require.NoError(t, err)
-		t.Cleanup(func() { s.Close() })
-		s.Bytes()[0] = byte(i)
-		m = append(m, s)
-	}
-	return m
-}
-
-func (m memfds) Granularity() uint64 { return 4096 }
-func (m memfds) FDs() (fds []int) {
-	for _, s := range m {
-		fds = append(fds, int(s.File().Fd()))
-	}
-	return fds
 }
 
 // wait fails the test unless c is closed soon.

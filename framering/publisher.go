@@ -25,7 +25,6 @@ type PublisherOptions struct {
 	Key        string       // see CheckKey
 	GID        int          // group that may use socket and SHM (0660); 0 = the owner alone (0600)
 	Protocol   uint32       // 0 = 4
-	Frames     *FrameConfig // nil = packet-only publisher
 	Logger     *slog.Logger // nil = silent
 }
 
@@ -84,15 +83,6 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 		return nil, err
 	}
 	params := blockParams{dialect: p.dialect, libVersion: libVersion, pid: uint64(os.Getpid())}
-	if f := o.Frames; f != nil {
-		if p.dialect.ipc {
-			return nil, fmt.Errorf("publish %s: frames of protocol %d begin with StartFrames: %w", o.Key, o.Protocol, ErrInvalidArg)
-		}
-		if err := f.check(); err != nil {
-			return nil, fmt.Errorf("publish %s: %w", o.Key, err)
-		}
-		params.ringSize, params.policy, params.meta = f.RingSize, f.Policy, f.Meta
-	}
 	if err := CheckRuntimeDir(filepath.Dir(p.path)); err != nil {
 		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
 	}
@@ -118,7 +108,7 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
 	}
-	p.ring = &ring{seg: seg, block: initBlock(seg.Bytes(), params), config: o.Frames, freed: make(chan struct{})}
+	p.ring = &ring{seg: seg, block: initBlock(seg.Bytes(), params), freed: make(chan struct{})}
 	p.table = newTable(p.ring.block)
 	return p, nil
 }
@@ -166,28 +156,6 @@ func makeRuntimeDir(dir string) error {
 		return err
 	}
 	return os.Chmod(dir, 0o755)
-}
-
-func (f *FrameConfig) check() error {
-	if f.RingSize < 1 || f.RingSize > MaxRingSize {
-		return fmt.Errorf("ring of %d frame slots, want 1 to %d: %w", f.RingSize, MaxRingSize, ErrInvalidArg)
-	}
-	if err := f.Meta.Check(); err != nil {
-		return err
-	}
-	if f.Policy > StrictWait {
-		return fmt.Errorf("%s: %w", f.Policy, ErrInvalidArg)
-	}
-	if m, ok := f.Memory.(*slotMemory); ok && m.ipc != nil {
-		return nil // there are handles, no descriptors
-	}
-	if f.Memory == nil || len(f.Memory.FDs()) != f.RingSize {
-		return fmt.Errorf("frame memory does not have %d descriptors: %w", f.RingSize, ErrInvalidArg)
-	}
-	if g := f.Memory.Granularity(); g == 0 || g&(g-1) != 0 || g > maxGranularity {
-		return fmt.Errorf("frame memory of granularity %d: %w", g, ErrInvalidArg)
-	}
-	return nil
 }
 
 // EnablePackets announces the packet ring to subscribers that come from now on. Protocol 1 knows none: there it does nothing.

@@ -22,9 +22,7 @@ func TestFramesAndPackets(t *testing.T) {
 	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
 	meta := NV12Meta(64, 48)
-	p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key, Frames: &FrameConfig{
-		RingSize: 4, Meta: meta, Policy: StrictWait, Memory: newMemfds(t, 4, roundUp(meta.FrameSize, 4096)),
-	}}, true)
+	p := publishBoth(t, PublisherOptions{RuntimeDir: dir, Key: key}, true, FrameOptions{RingSize: 4, Meta: meta, Policy: StrictWait})
 	p.frameSeq.Store(12)
 
 	s := subscribe(t, dir, key, WantsFrames|WantsPackets)
@@ -198,23 +196,12 @@ func TestAccess(t *testing.T) {
 func TestPublisherOptions(t *testing.T) {
 	testenv.CheckLeaks(t)
 	dir, key := place(t)
-	good := FrameConfig{RingSize: 2, Meta: nv12, Memory: memoryOf{1, 2}}
-	spoilt := func(f func(*FrameConfig)) *FrameConfig {
-		c := good
-		f(&c)
-		return &c
-	}
 	for name, o := range map[string]PublisherOptions{
 		"no key":     {},
 		"key climbs": {Key: "../x"},
 		"key of 64":  {Key: strings.Repeat("k", 64)},
 		"protocol 3": {Key: key, Protocol: 3},
 		"long path":  {Key: key, RuntimeDir: dir + "/" + strings.Repeat("d", 100)},
-		"17 slots":   {Key: key, Frames: spoilt(func(c *FrameConfig) { c.RingSize = 17 })},
-		"no slots":   {Key: key, Frames: spoilt(func(c *FrameConfig) { c.RingSize = 0 })},
-		"no memory":  {Key: key, Frames: spoilt(func(c *FrameConfig) { c.Memory = nil })},
-		"fewer fds":  {Key: key, Frames: spoilt(func(c *FrameConfig) { c.RingSize = 3 })},
-		"policy":     {Key: key, Frames: spoilt(func(c *FrameConfig) { c.Policy = 2 })},
 	} {
 		if o.RuntimeDir == "" {
 			o.RuntimeDir = dir
@@ -236,9 +223,7 @@ func TestPublisherOptions(t *testing.T) {
 func TestDrop(t *testing.T) {
 	testenv.CheckLeaks(t)
 	dir, key := place(t)
-	p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key, Frames: &FrameConfig{
-		RingSize: 1, Meta: NV12Meta(64, 48), Memory: newMemfds(t, 1, 8192),
-	}}, false)
+	p := publishBoth(t, PublisherOptions{RuntimeDir: dir, Key: key}, false, FrameOptions{RingSize: 1, Meta: NV12Meta(64, 48)})
 	slow, other := subscribe(t, dir, key, WantsFrames), subscribe(t, dir, key, WantsFrames)
 	p.drop(slow.Bit, ErrTimeout, "no ACK for 2s")
 	require.EqualValues(t, 1<<other.Bit, p.ring.block.hdr.bitmap.Load(), "at once")
@@ -293,9 +278,7 @@ func TestList(t *testing.T) {
 	require.Empty(t, l)
 
 	publish(t, PublisherOptions{RuntimeDir: dir, Key: key}, true)
-	second := publish(t, PublisherOptions{RuntimeDir: dir, Key: key2, Frames: &FrameConfig{
-		RingSize: 2, Meta: NV12Meta(64, 48), Memory: newMemfds(t, 2, 8192),
-	}}, false)
+	second := publishBoth(t, PublisherOptions{RuntimeDir: dir, Key: key2}, false, FrameOptions{RingSize: 2, Meta: NV12Meta(64, 48)})
 	s := subscribe(t, dir, key2, WantsFrames)
 	require.NoError(t, os.WriteFile(dir+"/notes.sock", nil, 0o600))
 	require.NoError(t, os.WriteFile(dir+"/x.txt", nil, 0o600))

@@ -27,9 +27,7 @@ func TestPythonSubscriber(t *testing.T) {
 			dir, key := place(t)
 			meta := NV12Meta(64, 48)
 			mapping := roundUp(meta.FrameSize, 4096)
-			p := publish(t, PublisherOptions{RuntimeDir: dir, Key: key, Frames: &FrameConfig{
-				RingSize: 4, Meta: meta, Memory: newMemfds(t, 4, mapping),
-			}}, true)
+			p := publishBoth(t, PublisherOptions{RuntimeDir: dir, Key: key}, true, FrameOptions{RingSize: 4, Meta: meta})
 			p.frameSeq.Store(9)
 			c := testenv.Start(t, python, "testdata/subscriber.py", SocketPath(dir, key), fmt.Sprint(uint32(flags)))
 			lines := outputLines(t, c, 1)

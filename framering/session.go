@@ -131,13 +131,13 @@ func (s *session) offer() offer {
 	p.mu.Lock()
 	packets, closing := p.packets, p.closing
 	s.hold(p.ring)
-	frames := p.ring.config
+	frames, memory := p.ring.frames, p.ring.memory
 	p.mu.Unlock()
 	o := offer{
 		shmPath: shm.Dir + "/" + ShmName(p.key), packetPath: packets.Path, codecID: packets.CodecID, shutDown: closing,
 	}
 	if frames != nil {
-		o.ringSize, o.ownership, o.meta, o.memory = frames.RingSize, frames.ownership, frames.Meta, frames.Memory
+		o.ringSize, o.ownership, o.meta, o.memory = frames.RingSize, frames.ownership(), frames.Meta, memory
 	}
 	if packets.InitialSeq != nil {
 		o.initialSeq = packets.InitialSeq()
