@@ -57,7 +57,11 @@ func OpenIndex(path string) (*Index, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, fmt.Errorf("index %s: %w", path, err)
 	}
-	x, err := open(path, "ro")
+	mode := "ro"
+	if quiet(path) {
+		mode = "immutable"
+	}
+	x, err := open(path, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -70,6 +74,13 @@ func OpenIndex(path string) (*Index, error) {
 		return nil, fmt.Errorf("index %s: %w", path, err)
 	}
 	return x, nil
+}
+
+// quiet says whether nobody writes an index and all of it is in its file: a writer has a log beside it. SQLite would make one, and shared memory, for
+// a reader too, which leaves both behind; and a folder that is not ours to write would have no reader at all.
+func quiet(path string) bool {
+	_, err := os.Lstat(path + "-wal")
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // openWriter opens an index to write it, and makes it where there is none. One that is damaged or old is moved aside, with a word to log.
@@ -108,9 +119,16 @@ func openWriter(ctx context.Context, path string, log *slog.Logger) (_ *Index, f
 }
 
 func open(path, mode string) (*Index, error) {
+	immutable := mode == "immutable"
+	if immutable {
+		mode = "ro"
+	}
 	q := url.Values{"mode": {mode}, "_txlock": {"immediate"}, "_pragma": {
 		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "synchronous(NORMAL)",
 	}}
+	if immutable {
+		q.Set("immutable", "1")
+	}
 	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: q.Encode()}).String())
 	if err != nil {
 		return nil, fmt.Errorf("index %s: %w", path, err)

@@ -387,6 +387,31 @@ func TestRemoved(t *testing.T) {
 	requireFiles(t, files[1:], rows, 0, true)
 }
 
+// Who reads an index leaves nothing beside it, also where the folder is not theirs to write.
+func TestReaderLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index.db")
+	w := NewWriter(WriterOptions{Path: path})
+	stop := run(t, w)
+	<-w.Ready()
+	recorded := filepath.Join(dir, "a.mp4")
+	require.NoError(t, os.WriteFile(recorded, []byte("x"), 0o600))
+	w.Finished(File{Key: "door", Path: recorded, Start: time.Unix(1, 0), End: time.Unix(2, 0), Finished: true})
+	testenv.Eventually(t, 10*time.Second, func() error { // with the writer at work
+		if n := len(list(t, path, Query{})); n != 1 {
+			return fmt.Errorf("%d files", n)
+		}
+		return nil
+	})
+	stop()
+	require.NoError(t, os.Chmod(dir, 0o500))
+	defer func() { _ = os.Chmod(dir, 0o700) }()
+	require.Len(t, list(t, path, Query{}), 1)
+	names, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, names, 2, "%v", names)
+}
+
 // 10,000 files are listed at once, and found by time. They are empty: none of them was opened to be asked.
 func TestManyFiles(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
