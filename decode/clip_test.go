@@ -2,64 +2,36 @@ package decode
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/asticode/go-astiav"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/cudavmm"
+	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 )
-
-func ffmpeg(t testing.TB, arg ...string) []byte {
-	t.Helper()
-	cmd := exec.Command(testenv.NeedTool(t, "ffmpeg"), append([]string{"-nostdin", "-v", "error", "-y"}, arg...)...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, "ffmpeg %s\n%s", strings.Join(arg, " "), stderr.String())
-	return out
-}
 
 // clip makes a file of moving pictures with noise; the file's name chooses the container.
 func clip(t testing.TB, name, size string, frames int, arg ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	a := []string{"-f", "lavfi", "-i", fmt.Sprintf("testsrc2=s=%s:r=25,noise=alls=12:allf=t", size), "-frames:v", fmt.Sprint(frames)}
-	ffmpeg(t, append(append(a, arg...), path)...)
+	testenv.FFmpeg(t, append(append(a, arg...), path)...)
 	return path
 }
 
 // accessUnits reads the packets of a file, whose video is in Annex B form.
 func accessUnits(t testing.TB, path string) (codecID uint32, extradata []byte, all []Packet) {
 	t.Helper()
-	f := astiav.AllocFormatContext()
-	require.NotNil(t, f)
-	defer f.Free()
-	require.NoError(t, f.OpenInput(path, nil, nil))
-	defer f.CloseInput()
-	require.NoError(t, f.FindStreamInfo(nil))
-	s := f.Streams()[0]
-	pkt := astiav.AllocPacket()
-	defer pkt.Free()
-	for {
-		err := f.ReadFrame(pkt)
-		if errors.Is(err, astiav.ErrEof) {
-			break
-		}
-		require.NoError(t, err)
-		ns := func(v int64) int64 { return astiav.RescaleQ(v, s.TimeBase(), astiav.NewRational(1, 1e9)) }
-		all = append(all, Packet{
-			Data: pkt.Data(), PTS: ns(pkt.Pts()), DTS: ns(pkt.Dts()), Key: pkt.Flags().Has(astiav.PacketFlagKey),
-		})
-		pkt.Unref()
+	c := clips.Read(t, path)
+	for _, p := range c.Packets {
+		all = append(all, Packet{Data: p.Data, PTS: p.PTS, DTS: p.DTS, Key: p.Flags&media.FlagKey != 0})
 	}
-	return uint32(s.CodecParameters().CodecID()), s.CodecParameters().ExtraData(), all
+	return c.CodecID, c.Extradata, all
 }
 
 // got is a picture without the padding of its lines.
@@ -104,7 +76,7 @@ func (c *collector) emit(p *Picture) error {
 func reference(t testing.TB, path, pixelFormat string, w, h int, arg ...string) [][]byte {
 	t.Helper()
 	a := append([]string{"-i", path}, arg...)
-	raw := ffmpeg(t, append(a, "-vsync", "passthrough", "-f", "rawvideo", "-pix_fmt", pixelFormat, "-")...)
+	raw := testenv.FFmpeg(t, append(a, "-vsync", "passthrough", "-f", "rawvideo", "-pix_fmt", pixelFormat, "-")...)
 	n := 1
 	if strings.Contains(pixelFormat, "10") {
 		n = 2

@@ -77,7 +77,7 @@ func TestPicturesEqualFFmpeg(t *testing.T) {
 // planarReference interleaves by hand what ffmpeg would convert between value ranges.
 func planarReference(t *testing.T, path, pixels string, w, h int) [][]byte {
 	t.Helper()
-	raw := ffmpeg(t, "-i", path, "-vsync", "passthrough", "-f", "rawvideo", "-pix_fmt", pixels, "-")
+	raw := testenv.FFmpeg(t, "-i", path, "-vsync", "passthrough", "-f", "rawvideo", "-pix_fmt", pixels, "-")
 	cw, ch := (w+1)/2, (h+1)/2
 	size := w * h
 	if pixels != "gray" {
@@ -110,7 +110,7 @@ func TestCropOnFourSides(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			whole := clip(t, "whole.ts", "640x352", 9, c.encode...)
 			cut := t.TempDir() + "/cut.ts"
-			ffmpeg(t, "-i", whole, "-c", "copy", "-bsf:v", c.filter, cut)
+			testenv.FFmpeg(t, "-i", whole, "-c", "copy", "-bsf:v", c.filter, cut)
 			id, extradata, packets := accessUnits(t, cut)
 			d, err := Open(Options{CodecID: id, Extradata: extradata, Mode: CPU})
 			require.NoError(t, err)

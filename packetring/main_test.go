@@ -6,7 +6,6 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,27 +15,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
-// The test binary plays its own child processes: $PACKETRING_TEST_ROLE names what to be.
-var roles = map[string]func(args []string) error{}
+// roles are what the test binary can be as its own child process.
+var roles = testenv.Roles{}
 
-func TestMain(m *testing.M) {
-	if role := os.Getenv("PACKETRING_TEST_ROLE"); role != "" {
-		if err := roles[role](os.Args[1:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
-
-func child(role string, args ...string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), "PACKETRING_TEST_ROLE="+role)
-	return cmd
-}
+func TestMain(m *testing.M) { roles.Main(m) }
 
 var keys atomic.Int64
 

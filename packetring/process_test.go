@@ -244,7 +244,7 @@ func start(t *testing.T, role string, args ...string) *process {
 	t.Helper()
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
-	cmd := child(role, args...)
+	cmd := testenv.Child(role, args...)
 	cmd.Stdin = r
 	p := &process{testenv.StartCmd(t, cmd), w}
 	r.Close()

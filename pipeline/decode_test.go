@@ -5,60 +5,30 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/asticode/go-astiav"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 	"github.com/cfpipe/cfpipe/packetring"
 )
-
-// ffmpegOutput runs Debian's ffmpeg.
-func ffmpegOutput(t testing.TB, arg ...string) []byte {
-	t.Helper()
-	cmd := exec.Command(testenv.NeedTool(t, "ffmpeg"), append([]string{"-nostdin", "-v", "error", "-y"}, arg...)...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, "ffmpeg %s\n%s", strings.Join(arg, " "), stderr.String())
-	return out
-}
 
 // videoClip encodes moving pictures and returns the file, its packets with times from start on, and its parameter sets.
 func videoClip(t testing.TB, size string, frames int, start int64) (path string, packets []packetring.Packet, extradata []byte) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "clip.ts")
-	ffmpegOutput(t, "-f", "lavfi", "-i", "testsrc2=s="+size+":r=25", "-frames:v", itoa(frames), "-c:v", "libx264", "-preset", "ultrafast",
+	testenv.FFmpeg(t, "-f", "lavfi", "-i", "testsrc2=s="+size+":r=25", "-frames:v", itoa(frames), "-c:v", "libx264", "-preset", "ultrafast",
 		"-g", "10", "-bf", "2", path)
-	f := astiav.AllocFormatContext()
-	defer f.Free()
-	require.NoError(t, f.OpenInput(path, nil, nil))
-	defer f.CloseInput()
-	require.NoError(t, f.FindStreamInfo(nil))
-	s := f.Streams()[0]
-	pkt := astiav.AllocPacket()
-	defer pkt.Free()
-	for {
-		err := f.ReadFrame(pkt)
-		if errors.Is(err, astiav.ErrEof) {
-			return path, packets, s.CodecParameters().ExtraData()
-		}
-		require.NoError(t, err)
-		flags := packetring.FlagLastInAU
-		if pkt.Flags().Has(astiav.PacketFlagKey) {
-			flags |= packetring.FlagKey
-		}
-		ns := func(v int64) int64 { return start + astiav.RescaleQ(v, s.TimeBase(), astiav.NewRational(1, 1e9)) }
-		packets = append(packets, packetring.Packet{Data: pkt.Data(), PTS: ns(pkt.Pts()), DTS: ns(pkt.Dts()), Flags: flags})
-		pkt.Unref()
+	c := clips.Read(t, path)
+	for _, p := range c.Packets {
+		packets = append(packets, packetring.Packet{Data: p.Data, PTS: start + p.PTS, DTS: start + p.DTS, Flags: packetring.Flags(p.Flags)})
 	}
+	return path, packets, c.Extradata
 }
 
 func itoa(n int) string { return string(rune('0'+n/10%10)) + string(rune('0'+n%10)) }
@@ -134,7 +104,7 @@ func TestDecodeStage(t *testing.T) {
 	}()
 
 	cut := func(path string, size int) (all [][]byte) {
-		raw := ffmpegOutput(t, "-i", path, "-vsync", "passthrough", "-f", "rawvideo", "-pix_fmt", "nv12", "-")
+		raw := testenv.FFmpeg(t, "-i", path, "-vsync", "passthrough", "-f", "rawvideo", "-pix_fmt", "nv12", "-")
 		for ; len(raw) > 0; raw = raw[size:] {
 			all = append(all, raw[:size])
 		}

@@ -3,33 +3,19 @@ package shm
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
-// The test binary plays its own child processes: $SHM_TEST_ROLE names what to be.
-var roles = map[string]func(args []string) error{}
+// roles are what the test binary can be as its own child process.
+var roles = testenv.Roles{}
 
-func TestMain(m *testing.M) {
-	if role := os.Getenv("SHM_TEST_ROLE"); role != "" {
-		if err := roles[role](os.Args[1:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
-
-func child(role string, args ...string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), "SHM_TEST_ROLE="+role)
-	return cmd
-}
+func TestMain(m *testing.M) { roles.Main(m) }
 
 // unique returns a segment name that no other test uses and removes what is left of it at the end.
 func unique(t *testing.T) string {

@@ -215,7 +215,7 @@ func TestCreatorsRace(t *testing.T) {
 		require.NoError(t, err)
 		outR, outW, err := os.Pipe()
 		require.NoError(t, err)
-		cmd := child("claim", name)
+		cmd := testenv.Child("claim", name)
 		cmd.Stdin, cmd.Stdout = inR, outW
 		p := &proc{testenv.StartCmd(t, cmd), inW, bufio.NewReader(outR)}
 		inR.Close()

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -158,14 +157,9 @@ func (h *host) recorded(key string, n uint64) uint64 {
 }
 
 // pictures are digests of a file's pictures, read back by ffmpeg.
-func pictures(t *testing.T, path string) (list []string) {
+func pictures(t *testing.T, path string) []string {
 	t.Helper()
-	cmd := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-i", path, "-map", "0:v", "-c", "copy", "-f", "h264", "-")
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, stderr.String())
-	return slices.Concat(list, digests(out))
+	return digests(testenv.FFmpeg(t, "-i", path, "-map", "0:v", "-c", "copy", "-f", "h264", "-"))
 }
 
 func digests(annexB []byte) (list []string) {
