@@ -17,9 +17,10 @@ const (
 	futex2U32 = 0x02 // FUTEX2_SIZE_U32, shared between processes
 )
 
-// FutexWake wakes everybody who waits on addr, in any process that maps the same file. It works on a read-only mapping.
+// FutexWake wakes everybody who waits on addr, in any process that maps the same file. It works on a read-only mapping. It does not
+// block, so the Go scheduler need not know of it.
 func FutexWake(addr *uint32) {
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(addr)), futexWake, math.MaxInt32, 0, 0, 0)
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(addr)), futexWake, math.MaxInt32, 0, 0, 0)
 }
 
 // FutexWait blocks the calling thread while *addr is val, until a wake, a signal (nil: look again) or the timeout (ErrTimeout;
