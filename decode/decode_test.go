@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -70,6 +71,32 @@ func TestPicturesEqualFFmpeg(t *testing.T) {
 			default:
 				requireEqualPictures(t, reference(t, path, c.pixels, c.w, c.h), out.all)
 			}
+		})
+	}
+}
+
+// Pictures decoded in parallel come late and are the same, the last ones included.
+func TestParallelPicturesEqual(t *testing.T) {
+	for name, encode := range map[string][]string{
+		"h264": x264, "h264 10 bit": with(x264, "-pix_fmt", "yuv420p10le"), "h265": x265(""),
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Watchdog(t, time.Minute)
+			path := clip(t, "a.ts", "640x360", 20, encode...)
+			id, extradata, packets := accessUnits(t, path)
+			var all [2]collector
+			for i, threads := range []int{0, 3} {
+				all[i].t = t
+				d, err := Open(Options{CodecID: id, Extradata: extradata, Mode: CPU, Threads: threads})
+				require.NoError(t, err)
+				for _, p := range packets {
+					require.NoError(t, d.Decode(p, all[i].emit))
+				}
+				require.NoError(t, d.Drain(all[i].emit))
+				require.NoError(t, d.Close())
+				require.Len(t, all[i].all, 20)
+			}
+			require.Equal(t, all[0].all, all[1].all)
 		})
 	}
 }
