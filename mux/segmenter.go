@@ -260,6 +260,9 @@ func (s *Segmenter) writeAudio(p media.Packet) error {
 	}
 	p.PTS = max(p.PTS, s.begin)
 	p.DTS = p.PTS
+	if s.w.behind(AudioTrack, p.DTS) {
+		return nil
+	}
 	if err := s.w.Write(AudioTrack, p); err != nil {
 		return s.fail(err)
 	}

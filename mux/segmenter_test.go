@@ -1,10 +1,13 @@
 package mux
 
 import (
+	"bytes"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -12,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
@@ -247,6 +251,48 @@ func TestTimeJumps(t *testing.T) {
 					if q.Duration != "" {
 						require.Less(t, seconds(t, q.Duration), 0.2)
 					}
+				}
+			}
+		}
+	}
+}
+
+// A camera that is connected again tells a time that goes back: whatever sound is handed over in front of its pictures, or late, a file's own goes
+// forward, each packet in a place of its own.
+func TestSoundGoesBack(t *testing.T) {
+	s := clip(t, "320x180", 2, args(x264, withAAC)...)
+	second := s.shifted(2*time.Second - 600*time.Millisecond)
+	second[0].Flags |= media.FlagDiscontinuity
+	require.Equal(t, VideoTrack, second[0].track)
+	first := s.shifted(0)
+	var early, pictures []packet // of the second run: sound that is here in front of the first picture
+	for _, p := range second {
+		if p.track == AudioTrack && len(early) < 20 {
+			early = append(early, p)
+		} else {
+			pictures = append(pictures, p)
+		}
+	}
+	late := slices.Clone(first[len(first)-6:])
+	for _, f := range []Format{FMP4, MP4, MKV, TS} {
+		for name, ps := range map[string][]packet{
+			"early": slices.Concat(first, early, pictures),
+			"late":  slices.Concat(first[:len(first)-6], pictures[:1], late, pictures[1:]),
+		} {
+			log := &bytes.Buffer{}
+			av.SetLogger(slog.New(slog.NewTextHandler(log, nil)))
+			r := record(t, s, f, time.Minute)
+			r.write(t, ps)
+			require.NoError(t, r.Close())
+			av.SetLogger(nil)
+			require.Empty(t, log.String(), "%s %s", f, name)
+			require.Len(t, r.segments, 2)
+			for _, seg := range r.segments {
+				p := probe(t, seg.Path)
+				audio, _, _ := p.track(t, "audio")
+				require.Len(t, audio, seg.AudioPackets)
+				for i := range audio[1:] {
+					require.Greater(t, audio[i+1]-audio[i], 0.01, "%s %s: sound %d of %s", f, name, i, seg.Path)
 				}
 			}
 		}

@@ -161,7 +161,8 @@ func muxerOptions(o WriterOptions) (options, metadata map[string]string) {
 	return options, metadata
 }
 
-// Write adds a packet; its Data is not kept. Packets whose DTS does not rise are moved by a tick.
+// Write adds a packet; its Data is not kept. Pictures whose DTS does not rise are moved by a tick. Sound that does not come behind what is written of
+// its track is left out: its time is taken, as that of a camera that was connected again and tells another time.
 func (w *Writer) Write(track int, p media.Packet) error {
 	if w.out == nil {
 		return w.writeRaw(track, p)
@@ -171,7 +172,10 @@ func (w *Writer) Write(track int, p media.Packet) error {
 	}
 	t := &w.track[track]
 	if t.started {
-		if p.DTS <= t.last {
+		if w.behind(track, p.DTS) {
+			if track == AudioTrack {
+				return nil
+			}
 			p.DTS = t.last + 1
 		}
 		t.interval = p.DTS - t.last
@@ -191,6 +195,9 @@ func (w *Writer) Write(track int, p media.Packet) error {
 	t.p.Data = t.buf
 	return nil
 }
+
+// behind says whether a packet of this DTS would not come behind what was written of its track.
+func (w *Writer) behind(track int, dts int64) bool { return w.track[track].started && dts <= w.track[track].last }
 
 // put hands a packet to the muxer, with the fragment in front of it flushed where one ends.
 func (w *Writer) put(track int, p media.Packet, duration int64) error {

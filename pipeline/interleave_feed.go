@@ -21,6 +21,7 @@ type trackFeed struct {
 	err     error
 	idle    bool // the other track has waited for it in vain
 	key     int64
+	before  int64 // the key in front of a head that goes back in time behind a gap, as those of a camera that was connected again may; 0 = it does not
 	due     time.Time
 	started bool
 	lag     lagWindow
@@ -197,6 +198,10 @@ func (f *trackFeed) accept(it item, grace time.Duration) {
 	}
 	if f.started && it.Flags&packetring.FlagDiscontinuity == 0 && key < f.key && f.key-key < int64(time.Second) {
 		key = f.key
+	}
+	f.before = 0
+	if f.started && it.Flags&packetring.FlagDiscontinuity != 0 && key < f.key {
+		f.before = f.key
 	}
 	now := time.Now()
 	f.head, f.full, f.idle, f.key, f.started = it, true, false, key, true

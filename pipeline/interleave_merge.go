@@ -113,6 +113,8 @@ func (in *interleaver) first() (f, other *trackFeed) {
 		if v.full {
 			return v, nil
 		}
+	case v.full && a.full && a.head.Flags&packetring.FlagDiscontinuity == 0 && a.key <= v.before+int64(holdFor):
+		return a, v // the sound of the pictures in front of the gap
 	case v.full && (!a.full || v.key <= a.key):
 		return v, a
 	case a.full:
@@ -124,10 +126,19 @@ func (in *interleaver) first() (f, other *trackFeed) {
 // hold lets the audio's packet that has just come wait where it is the first one behind a gap and the video is not so far.
 func (in *interleaver) hold() {
 	v, a := in.video, in.audio
-	behind := v.full && v.head.Flags&packetring.FlagDiscontinuity != 0 || a.key > v.key
+	behind := v.full && v.head.Flags&packetring.FlagDiscontinuity != 0 || a.resumes() > v.key
 	if v.started && behind && a.head.Flags&packetring.FlagDiscontinuity != 0 {
 		in.held = time.Now().Add(gapLimit)
 	}
+}
+
+// resumes is the time of the other track from which on a packet behind a gap is not waited for any more. Where time goes back at the gap, the other
+// track's goes back as well, but after that.
+func (f *trackFeed) resumes() int64 {
+	if f.before != 0 {
+		return f.before + int64(holdFor)
+	}
+	return f.key
 }
 
 // holds says whether the audio's packet waits behind a gap: what comes after one belongs to the pictures after it, which begin
@@ -138,7 +149,7 @@ func (in *interleaver) holds() bool {
 	if in.held.IsZero() {
 		return false
 	}
-	if a == nil || !a.full || v.err != nil && !v.full || v.full && v.head.Flags&packetring.FlagDiscontinuity == 0 && v.key > a.key {
+	if a == nil || !a.full || v.err != nil && !v.full || v.full && v.head.Flags&packetring.FlagDiscontinuity == 0 && v.key > a.resumes() {
 		in.held = time.Time{}
 	}
 	return !in.held.IsZero()

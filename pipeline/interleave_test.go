@@ -296,6 +296,49 @@ func TestInterleaveRestart(t *testing.T) {
 	require.NoError(t, p.audio.Close(framering.ReasonNormal))
 }
 
+// Time goes back where a camera is connected again: the sound in front of the gap comes in front of it, and the sound behind it behind the keyframe.
+func TestInterleaveTimeGoesBack(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	p := newPair(t, true)
+	gap := func(pub *Publication, at time.Duration) {
+		_, err := pub.Packet(packetring.Packet{PTS: p.base + int64(at), DTS: p.base + int64(at), Data: []byte("data"),
+			Flags: packetring.FlagLastInAU | packetring.FlagKey | packetring.FlagDiscontinuity})
+		require.NoError(t, err)
+	}
+	for i := range 25 {
+		p.send(p.video, time.Duration(i)*40*time.Millisecond, i == 0)
+	}
+	for i := range 50 {
+		p.send(p.audio, 10*time.Millisecond+time.Duration(i)*20*time.Millisecond, true)
+	}
+	gap(p.audio, 400*time.Millisecond)
+	for i := range 20 {
+		p.send(p.audio, 420*time.Millisecond+time.Duration(i)*20*time.Millisecond, true)
+	}
+	gap(p.video, 440*time.Millisecond)
+	for i := range 10 {
+		p.send(p.video, 480*time.Millisecond+time.Duration(i)*40*time.Millisecond, false)
+	}
+	in := p.open()
+	defer in.Close()
+	in.grace = endless
+	var newest int64
+	gaps := map[int]bool{}
+	for i, it := range p.read(in, 75+21+11-2) { // the last ones wait for each other
+		if it.Flags&packetring.FlagDiscontinuity != 0 {
+			require.Equal(t, len(gaps) == 1, it.Track == audioTrack, "the pictures' gap comes first")
+			gaps[it.Track] = true
+			continue
+		}
+		if it.PTS-p.base >= int64(400*time.Millisecond) && len(gaps) < 2 {
+			require.GreaterOrEqual(t, it.PTS, newest, "packet %d is of the time in front of the gap", i)
+		}
+		require.Equal(t, gaps[videoTrack], gaps[audioTrack], "packet %d stands between the gaps", i)
+		newest = it.PTS
+	}
+	require.Len(t, gaps, 2)
+}
+
 // Audio alone has a gap: it waits for the next picture and no longer.
 func TestInterleaveAudioGap(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
