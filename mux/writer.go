@@ -105,7 +105,7 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 	options, metadata := muxerOptions(o)
 	w.hold = o.Format == FMP4 || o.Format == MP4 || !o.Live
 	w.out, err = av.NewOutput(av.OutputOptions{
-		Format: muxer, Options: options, Metadata: metadata, Streams: streams, Writer: o.Out, Seek: o.Seek,
+		Format: muxer, Key: o.Title, Options: options, Metadata: metadata, Streams: streams, Writer: o.Out, Seek: o.Seek,
 	})
 	if err != nil {
 		return nil, err
@@ -197,7 +197,9 @@ func (w *Writer) Write(track int, p media.Packet) error {
 }
 
 // behind says whether a packet of this DTS would not come behind what was written of its track.
-func (w *Writer) behind(track int, dts int64) bool { return w.track[track].started && dts <= w.track[track].last }
+func (w *Writer) behind(track int, dts int64) bool {
+	return w.track[track].started && dts <= w.track[track].last
+}
 
 // put hands a packet to the muxer, with the fragment in front of it flushed where one ends.
 func (w *Writer) put(track int, p media.Packet, duration int64) error {

@@ -109,6 +109,24 @@ func TestLogBridge(t *testing.T) {
 	require.Less(t, out.Len(), 8192)
 }
 
+// What a muxer says is told with the key of its stream.
+func TestLogKey(t *testing.T) {
+	var out bytes.Buffer
+	SetLogger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo})))
+	defer SetLogger(nil)
+	o, err := NewOutput(OutputOptions{
+		Format: "nut", Key: "door", Writer: io.Discard, Streams: []OutputStream{{Track: media.Track{CodecID: media.MJPEG}, Width: 16, Height: 16}},
+	})
+	require.NoError(t, err)
+	defer o.Close()
+	astiav.Log(o.fc, astiav.LogLevelWarning, "pts has no value\n")
+	require.Contains(t, out.String(), "key=door")
+	require.Contains(t, out.String(), "component=nut")
+	require.Len(t, bridge.keys, 1)
+	o.Close()
+	require.Empty(t, bridge.keys)
+}
+
 type failingWriter struct {
 	after int
 	err   error

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"unsafe"
 )
 
 // FFmpeg's levels.
@@ -27,6 +28,21 @@ var bridge struct {
 	sync.Mutex
 	logger  *slog.Logger
 	partial strings.Builder
+	keys    map[uintptr]string // of the objects that log, where they are somebody's
+}
+
+// logAs names whose object it is that logs; "" = nobody's any more.
+func logAs(object unsafe.Pointer, key string) {
+	bridge.Lock()
+	defer bridge.Unlock()
+	if key == "" {
+		delete(bridge.keys, uintptr(object))
+		return
+	}
+	if bridge.keys == nil {
+		bridge.keys = map[uintptr]string{}
+	}
+	bridge.keys[uintptr(object)] = key
 }
 
 // FFmpeg never writes to standard error by itself: without SetLogger its messages are dropped.
@@ -70,17 +86,17 @@ func slogLevel(level int) slog.Level {
 }
 
 //export cfavLog
-func cfavLog(level C.int, name, line *C.char) {
+func cfavLog(object C.uintptr_t, level C.int, name, line *C.char) {
 	text := C.GoString(line)
 	from := ""
 	if name != nil {
 		from = C.GoString(name)
 	}
-	logLine(int(level), from, text)
+	logLine(uintptr(object), int(level), from, text)
 }
 
 // logLine joins the pieces of a line; FFmpeg ends whole lines with a newline.
-func logLine(level int, from, text string) {
+func logLine(object uintptr, level int, from, text string) {
 	bridge.Lock()
 	l := bridge.logger
 	if l == nil {
@@ -96,9 +112,13 @@ func logLine(level int, from, text string) {
 	}
 	whole := strings.TrimSpace(bridge.partial.String())
 	bridge.partial.Reset()
+	key := bridge.keys[object]
 	bridge.Unlock()
 	if whole == "" {
 		return
+	}
+	if key != "" {
+		l = l.With("key", key)
 	}
 	l.Log(context.Background(), slogLevel(level), "ffmpeg: "+Mask(whole), "component", Mask(from))
 }

@@ -23,7 +23,7 @@ static void log_callback(void *object, int level, const char *format, va_list va
     }
     if (vsnprintf(line, sizeof(line), format, values) >= (int)sizeof(line))
         line[sizeof(line) - 2] = '\n';
-    cfavLog(level, (char *)name, line);
+    cfavLog((uintptr_t)object, level, (char *)name, line);
 }
 
 void cfav_install_log(int level)

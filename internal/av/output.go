@@ -33,6 +33,7 @@ type OutputStream struct {
 // OutputOptions describe an Output.
 type OutputOptions struct {
 	Format   string            // name of the libavformat muxer
+	Key      string            // whose stream it is, which FFmpeg's messages about it tell; "" = nobody's
 	Options  map[string]string // its options
 	Metadata map[string]string
 	Streams  []OutputStream
@@ -77,6 +78,7 @@ func NewOutput(o OutputOptions) (*Output, error) {
 	}
 	out := &Output{fc: fc, c: formatPointer(fc), w: o.Writer}
 	out.handle = cgo.NewHandle(out)
+	logAs(unsafe.Pointer(out.c), o.Key)
 	if err := out.open(o); err != nil {
 		out.Close()
 		return nil, err
@@ -231,6 +233,7 @@ func (o *Output) Close() {
 		return
 	}
 	o.err = os.ErrClosed // what is left in the buffer is dropped
+	logAs(unsafe.Pointer(o.c), "")
 	o.fc.Free()
 	C.cfav_close_io(o.pb)
 	C.av_packet_free(&o.pkt)
