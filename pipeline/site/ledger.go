@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +24,8 @@ const (
 	// A folder out of which files were removed is removed itself when it has been empty for so long.
 	emptyFor = time.Hour
 )
+
+func older(a, b keptFile) int { return a.at.Compare(b.at) }
 
 // keptFile is a finished file. at is when it was last written.
 type keptFile struct {
@@ -46,10 +49,13 @@ type ledger struct {
 	total    int64 // bytes of all finished files
 	count    int
 	oldest   []keptFile // in order of time
-	complete bool       // oldest holds all files
+	complete bool       // oldest and aside hold all files
 	scanning bool
 	late     []keptFile      // finished while scanning
 	emptied  map[string]bool // of the goroutine that works on the disk
+
+	aside    map[string]keptFile // by path: those that could not be removed
+	tryAgain time.Time           // when aside is the oldest again
 }
 
 // base is a folder that exists: that of the files, or one above it.
@@ -96,8 +102,9 @@ func (l *ledger) add(e keptFile) {
 func (k *keeper) scan(ctx context.Context, l *ledger) {
 	k.mu.Lock()
 	l.scanning, l.late = true, nil
+	aside := maps.Clone(l.aside)
 	k.mu.Unlock()
-	found, recent, count, total := l.walk(ctx)
+	found, recent, count, total, complete := l.walk(ctx, aside)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	l.scanning = false
@@ -105,7 +112,7 @@ func (k *keeper) scan(ctx context.Context, l *ledger) {
 		return
 	}
 	l.scanned, l.total, l.count = time.Now(), total, count
-	l.complete = count <= ledgerFiles
+	l.complete = complete
 	l.oldest = found
 	for _, e := range l.late {
 		if !recent[e.path] {
@@ -115,16 +122,16 @@ func (k *keeper) scan(ctx context.Context, l *ledger) {
 	l.late = nil
 }
 
-// walk finds the oldest finished files, and counts all. recent are the names of those that were finished lately.
-func (l *ledger) walk(ctx context.Context) (found []keptFile, recent map[string]bool, count int, total int64) {
+// walk finds the oldest finished files but those that are set aside, and counts all. recent are the names of those that were finished
+// lately; complete says that found is all there is.
+func (l *ledger) walk(ctx context.Context, aside map[string]keptFile) (found []keptFile, recent map[string]bool, count int, total int64, complete bool) {
 	recent = map[string]bool{}
 	root, err := os.OpenRoot(l.files.Dir) // never leaves the folder, whatever links stand in it
 	if err != nil {
-		return nil, recent, 0, 0 // nothing was recorded yet
+		return nil, recent, 0, 0, true // nothing was recorded yet
 	}
 	defer root.Close()
-	now := time.Now()
-	older := func(a, b keptFile) int { return a.at.Compare(b.at) }
+	now, skipped := time.Now(), 0
 	_ = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -153,6 +160,10 @@ func (l *ledger) walk(ctx context.Context) (found []keptFile, recent map[string]
 		}
 		count++
 		total += e.size
+		if _, ok := aside[path]; ok {
+			skipped++
+			return nil
+		}
 		found = append(found, e)
 		if len(found) >= 2*ledgerFiles {
 			slices.SortFunc(found, older)
@@ -161,7 +172,7 @@ func (l *ledger) walk(ctx context.Context) (found []keptFile, recent map[string]
 		return nil
 	})
 	slices.SortFunc(found, older)
-	return found[:min(len(found), ledgerFiles)], recent, count, total
+	return found[:min(len(found), ledgerFiles)], recent, count, total, count-skipped <= ledgerFiles
 }
 
 // tidy removes a folder that has been empty for long and was not made by others.
@@ -187,7 +198,7 @@ func isOpen(root *os.Root, name string) (bool, error) {
 }
 
 // remove removes a file unless it is open, is another one by now, or is none of the recorder's.
-func (l *ledger) remove(e keptFile) (gone bool, err error) {
+func (l *ledger) remove(e keptFile, unlink func(root *os.Root, name string) error) (gone bool, err error) {
 	if !l.mine(e.path) {
 		return false, nil
 	}
@@ -215,7 +226,7 @@ func (l *ledger) remove(e keptFile) (gone bool, err error) {
 	if err != nil || !i.Mode().IsRegular() || mux.InUse(f) {
 		return false, err
 	}
-	if err := root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := unlink(root, name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return false, err
 	}
 	if dir := filepath.Dir(name); dir != "." && len(l.emptied) < ledgerFiles {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -27,8 +28,10 @@ const (
 // keeper removes the oldest recordings when there are more than the bounds allow. It knows each camera's total and its oldest files; the
 // folders are read at the start, when those are used up, and once an hour.
 type keeper struct {
-	log  *slog.Logger
-	free func(dir string) (int64, error) // tests have their own disk
+	log *slog.Logger
+	// Tests have their own disk.
+	free   func(dir string) (int64, error)
+	unlink func(root *os.Root, name string) error
 
 	removed func(path string) // is told of each file that was removed; may be nil
 
@@ -39,10 +42,11 @@ type keeper struct {
 	site    Retention
 	ages    ages
 	told    time.Time // when it was last said that nothing is left to remove
+	failed  time.Time // when it was last said that files cannot be removed
 }
 
 func newKeeper(log *slog.Logger) *keeper {
-	return &keeper{log: log, free: freeSpace, ledgers: map[string]*ledger{}, disks: map[uint64]*disk{}}
+	return &keeper{log: log, free: freeSpace, unlink: (*os.Root).Remove, ledgers: map[string]*ledger{}, disks: map[uint64]*disk{}}
 }
 
 // configure takes the bounds of a configuration; they hold from the next pass on.
@@ -156,11 +160,14 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 	all, ledgers, site := k.list()
 	k.look(all)
 	for _, l := range ledgers {
+		k.takeBack(l, now)
 		if k.unread(l, now) {
 			k.do(l, func() { k.scan(ctx, l) })
 		}
 	}
 	var removed, bytes atomic.Int64
+	var kept failures
+	// drop removes the oldest file, or sets it aside: then the next one is the oldest. It returns false when there is none.
 	drop := func(why string, from []*ledger) bool {
 		e, l := k.oldest(ctx, from)
 		if l == nil || ctx.Err() != nil {
@@ -170,14 +177,16 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 		l.oldest = l.oldest[1:]
 		k.mu.Unlock()
 		if k.do(l, func() {
-			gone, err := l.remove(e)
+			gone, err := l.remove(e, k.unlink)
 			if err != nil {
-				k.log.Warn("a recording cannot be removed", "path", e.path, "error", err)
-			}
-			if !gone {
-				return
+				kept.add(e.path, err)
 			}
 			k.mu.Lock()
+			if !gone {
+				l.setAside(e, now)
+				k.mu.Unlock()
+				return
+			}
 			l.total = max(l.total-e.size, 0)
 			l.count--
 			k.mu.Unlock()
@@ -216,6 +225,10 @@ func (k *keeper) pass(ctx context.Context, now time.Time) {
 	}
 	if n := removed.Load(); n > 0 {
 		k.log.Info("oldest recordings removed", "files", n, "bytes", bytes.Load())
+	}
+	if n, path, err := kept.all(); n > 0 && (now.Sub(k.failed) >= time.Minute || now.Before(k.failed)) {
+		k.failed = now
+		k.log.Warn("recordings cannot be removed; it is tried again", "files", n, "path", path, "error", err)
 	}
 }
 
@@ -268,7 +281,7 @@ func (k *keeper) total(ledgers []*ledger) (sum int64) {
 func (k *keeper) oldest(ctx context.Context, ledgers []*ledger) (e keptFile, from *ledger) {
 	for _, l := range ledgers {
 		k.mu.Lock()
-		empty := len(l.oldest) == 0 && !l.complete
+		empty := len(l.oldest) == 0 && !l.complete && len(l.aside) < maxAside
 		k.mu.Unlock()
 		if empty {
 			k.do(l, func() { k.scan(ctx, l) })

@@ -155,6 +155,44 @@ func TestRetentionManyFiles(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("a/2026-01-01/%d.mp4", 1_000_000+n-512), left[0])
 }
 
+// Files that cannot be removed are stepped over, however many, told of in one line, and tried again: with the next pass when they are few.
+func TestRetentionCannotRemove(t *testing.T) {
+	for _, n := range []int{3, ledgerFiles + 500} {
+		s := newShelf(t, strings.Replace(strings.Replace(shelfSite, "RETENTION", "{age: 1h}", 1), "%H.mp4", "%s.mp4", 1))
+		var log text
+		s.k.log = slog.New(slog.NewTextHandler(&log, nil))
+		for i := range n {
+			s.put(fmt.Sprintf("a/2026-01-01/%d.mp4", 1_000_000+i), time.Duration(2*n-i)*time.Hour)
+		}
+		s.put("a/2026-01-02/1.mp4", 2*time.Hour)
+		s.put("a/2026-01-02/2.mp4", 0)
+		var tried int
+		s.k.unlink = func(root *os.Root, name string) error {
+			if strings.HasPrefix(name, "a/2026-01-01/") || strings.HasPrefix(name, "2026-01-01/") {
+				tried++
+				return syscall.EROFS
+			}
+			return root.Remove(name)
+		}
+		testenv.Watchdog(t, time.Minute)
+		s.pass()
+		require.Equal(t, n, tried, "each is tried once")
+		require.Len(t, s.left(), n+1)
+		require.NotContains(t, s.left(), "a/2026-01-02/1.mp4", "those behind them go")
+		require.Equal(t, 1, strings.Count(log.String(), "cannot be removed"), log.String())
+		require.Contains(t, log.String(), fmt.Sprintf("files=%d", n))
+		s.now = s.now.Add(keepPace)
+		s.k.unlink = (*os.Root).Remove
+		s.pass()
+		if n > fewAside {
+			require.Len(t, s.left(), n+1, "not at once")
+			s.now = s.now.Add(asidePause)
+			s.pass()
+		}
+		require.Equal(t, []string{"a/2026-01-02/2.mp4"}, s.left())
+	}
+}
+
 // A key that is the beginning of another one: a file that could be either's belongs to the longer.
 func TestRetentionLikeNames(t *testing.T) {
 	s := newShelf(t, `
