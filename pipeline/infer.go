@@ -70,7 +70,8 @@ type InferStats struct {
 
 // Infer sends a key's newest pictures to an NNRP runtime and writes the results to Out. Pictures are never queued: while as many are
 // under way as agreed, newer ones take the place of those that wait in the ring. It outlives publishers, connections and runtimes. It
-// returns nil at Count or Duration; the context's error when ctx is done; the runtime's refusal where trying again is of no use.
+// returns nil at Count or Duration; the context's error when ctx is done; the runtime's refusal where trying again is of no use, which a
+// certificate that is not trusted at the first connection is as well (*quictransport.CertificateError).
 func Infer(ctx context.Context, o InferOptions) (InferStats, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -146,6 +147,10 @@ func (in *inferrer) open(ctx context.Context) (*session.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	conn, err := quictransport.Dial(ctx, in.o.To, in.o.Trust)
+	var untrusted *quictransport.CertificateError
+	if errors.As(err, &untrusted) && in.counts().Sessions == 0 { // a wrong setting; later it may be another runtime for a while
+		return nil, in.giveUp(err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,8 @@ func newInferCommand(o *globalOptions) *cobra.Command {
 			"each result as a line of JSON: seq and pts (Unix ns) of the picture, the tensors by role_id, and the runtime's three times.\n" +
 			"Pictures are never queued: when camera and runtime differ in speed, those in between are passed over. With --tile only the\n" +
 			"parts of the picture that have changed travel, for cameras that stand still. It outlives cameras, connections and runtimes.\n\n" +
-			"The runtime's certificate is checked against --ca, the pinned --fingerprint that `cfpipe nnrp serve` prints, or the system's CAs.\n" +
+			"The runtime's certificate is checked against --ca, the pinned --fingerprint that `cfpipe nnrp serve` prints, or the system's CAs;\n" +
+			"one that is not trusted at the first connection ends the command, and its fingerprint is shown.\n" +
 			"KEY needs frames: ingest --decode, or decode.\n" + exitStatusHelp,
 		Example: "  cfpipe infer cam1 --to nnrps://gpu1:4433 --fingerprint 00b1f01a…\n" +
 			"  cfpipe infer cam1 --to nnrps://gpu1 --ca ca.pem --token-file token --model yolo --fps 10 | jq .tensors\n" +
@@ -101,6 +102,11 @@ func (i *inferOptions) resolve() error {
 	}
 	if err := i.Check(); err != nil {
 		return usageError{fmt.Errorf("--%w", err)}
+	}
+	if err := i.Trust.Check(); errors.Is(err, quictransport.ErrFingerprint) {
+		return usageError{fmt.Errorf("--fingerprint %.80q: %w, as cfpipe nnrp serve prints it", i.Trust.Fingerprint, quictransport.ErrFingerprint)}
+	} else if err != nil {
+		return err
 	}
 	return nil
 }

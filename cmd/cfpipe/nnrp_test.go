@@ -195,8 +195,10 @@ func TestInferUsage(t *testing.T) {
 	}
 	for _, a := range [][]string{{}, {"cam"}, {"cam", "--to", "https://x"}, {"cam", "--to", "nnrps://x", "--size", "640"}, {"cam", "--to", "nnrps://x", "--dtype", "int4"},
 		{"cam", "--to", "nnrps://x", "--layout", "chw"}, {"cam", "--to", "nnrps://x", "--tensors", "text"}, {"cam", "--to", "nnrps://x", "--latency", "2m"},
-		{"cam", "--to", "nnrps://x", "--channels", "2"}, {"cam", "--to", "nnrps://x", "--fps", "-1"}} {
+		{"cam", "--to", "nnrps://x", "--channels", "2"}, {"cam", "--to", "nnrps://x", "--fps", "-1"},
+		{"cam", "--to", "nnrps://x", "--fingerprint", "00ff"}, {"cam", "--to", "nnrps://x", "--fingerprint", strings.Repeat("0g", 32)}} {
 		require.Equal(t, exitUsage, exitStatus(run(a...)), "%v", a)
 	}
 	require.Equal(t, exitNotFound, exitStatus(run("cam", "--to", "nnrps://x")))
+	require.Equal(t, exitNotFound, exitStatus(run("cam", "--to", "nnrps://x", "--ca", filepath.Join(t.TempDir(), "none"))))
 }

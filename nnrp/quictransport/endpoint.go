@@ -39,7 +39,7 @@ func ParseURL(s string) (host, addr string, err error) {
 	return u.Hostname(), net.JoinHostPort(u.Hostname(), port), nil
 }
 
-// Dial connects to a runtime. The connection owns a socket of its own, which goes with it.
+// Dial connects to a runtime. A certificate that is not trusted is a *CertificateError. The connection owns a socket of its own, which goes with it.
 func Dial(ctx context.Context, nnrpURL string, trust Trust) (session.Conn, error) {
 	host, addr, err := ParseURL(nnrpURL)
 	if err != nil {
@@ -69,7 +69,7 @@ func Dial(ctx context.Context, nnrpURL string, trust Trust) (session.Conn, error
 	q, err := t.Dial(ctx, remote, conf, config(false))
 	if err != nil {
 		closeAll()
-		return nil, fmt.Errorf("nnrp: dial %s: %w", addr, err)
+		return nil, fmt.Errorf("nnrp: dial %s: %w", addr, certificateError(err))
 	}
 	return newConn(q, closeAll), nil
 }

@@ -29,6 +29,40 @@ type Trust struct {
 	ServerName  string // to check in the certificate instead of the URL's host
 }
 
+// ErrFingerprint is the cause of a Trust's error when its Fingerprint can be none.
+var ErrFingerprint = errors.New("want a SHA-256 in hex (64 digits)")
+
+// CertificateError is the cause of a Dial's error when the server has shown a certificate that is not trusted. Another attempt will
+// not mend it unless the server changes.
+type CertificateError struct {
+	Fingerprint string // of the certificate that was shown
+	Err         error  // why it is not trusted; nil = its fingerprint is not the pinned one
+}
+
+// Error says what to give for the certificate to be trusted.
+func (e *CertificateError) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("the server's certificate has the fingerprint %s, not the pinned one: give it when it is the one that the runtime prints", e.Fingerprint)
+	}
+	return fmt.Sprintf("%v; the server has shown the fingerprint %s: give it (--fingerprint, in a site fingerprint:) when it is the one that the runtime prints, or the CA (--ca, ca:)",
+		e.Err, e.Fingerprint)
+}
+
+func (e *CertificateError) Unwrap() error { return e.Err }
+
+// certificateError finds the certificate's error in that of a handshake, without the numbers of QUIC around it.
+func certificateError(err error) error {
+	var refused *CertificateError
+	if errors.As(err, &refused) {
+		return refused
+	}
+	var unverified *tls.CertificateVerificationError
+	if errors.As(err, &unverified) && len(unverified.UnverifiedCertificates) > 0 {
+		return &CertificateError{Fingerprint: fingerprint(unverified.UnverifiedCertificates[0].Raw), Err: unverified}
+	}
+	return err
+}
+
 // Check says whether the certificates can be read and the fingerprint can be one.
 func (t *Trust) Check() error {
 	_, err := t.tls("")
@@ -43,13 +77,13 @@ func (t *Trust) tls(host string) (*tls.Config, error) {
 	if t.Fingerprint != "" {
 		want, err := hex.DecodeString(strings.ReplaceAll(strings.TrimSpace(t.Fingerprint), ":", ""))
 		if err != nil || len(want) != sha256.Size {
-			return nil, fmt.Errorf("nnrp: fingerprint %q is not a SHA-256 in hex (64 digits)", t.Fingerprint)
+			return nil, fmt.Errorf("nnrp: fingerprint %.80q: %w", t.Fingerprint, ErrFingerprint)
 		}
 		c.InsecureSkipVerify = true // VerifyConnection checks instead
 		c.VerifyConnection = func(s tls.ConnectionState) error {
 			got := sha256.Sum256(s.PeerCertificates[0].Raw)
 			if subtle.ConstantTimeCompare(got[:], want) != 1 {
-				return fmt.Errorf("nnrp: the server's certificate has fingerprint %x, not the pinned one", got)
+				return &CertificateError{Fingerprint: hex.EncodeToString(got[:])}
 			}
 			return nil
 		}
@@ -70,7 +104,11 @@ func (t *Trust) tls(host string) (*tls.Config, error) {
 
 // Fingerprint returns the SHA-256 of a certificate in the form that Trust takes.
 func Fingerprint(c *tls.Certificate) string {
-	sum := sha256.Sum256(c.Certificate[0])
+	return fingerprint(c.Certificate[0])
+}
+
+func fingerprint(der []byte) string {
+	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:])
 }
 

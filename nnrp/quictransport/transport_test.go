@@ -187,17 +187,18 @@ func TestTrust(t *testing.T) {
 	for name, c := range map[string]struct {
 		trust Trust
 		want  string
+		shown bool // the server's certificate was
 	}{
-		"fingerprint":             {Trust{Fingerprint: fp}, ""},
-		"fingerprint with colons": {Trust{Fingerprint: strings.Join(colons, ":")}, ""},
-		"certificate file":        {Trust{CAFile: own}, ""},
-		"system CAs":              {Trust{}, "certificate"},
-		"other fingerprint":       {Trust{Fingerprint: Fingerprint(stranger)}, "not the pinned one"},
-		"other certificate":       {Trust{CAFile: other}, "certificate"},
-		"other name":              {Trust{CAFile: own, ServerName: "elsewhere.example"}, "elsewhere.example"},
-		"not a fingerprint":       {Trust{Fingerprint: "abcd"}, "64 digits"},
-		"no PEM":                  {Trust{CAFile: junk}, "no PEM"},
-		"no file":                 {Trust{CAFile: filepath.Join(dir, "absent")}, "read CA file"},
+		"fingerprint":             {Trust{Fingerprint: fp}, "", false},
+		"fingerprint with colons": {Trust{Fingerprint: strings.Join(colons, ":")}, "", false},
+		"certificate file":        {Trust{CAFile: own}, "", false},
+		"system CAs":              {Trust{}, "--fingerprint", true},
+		"other fingerprint":       {Trust{Fingerprint: Fingerprint(stranger)}, "not the pinned one", true},
+		"other certificate":       {Trust{CAFile: other}, "certificate", true},
+		"other name":              {Trust{CAFile: own, ServerName: "elsewhere.example"}, "elsewhere.example", true},
+		"not a fingerprint":       {Trust{Fingerprint: "abcd"}, "64 digits", false},
+		"no PEM":                  {Trust{CAFile: junk}, "no PEM", false},
+		"no file":                 {Trust{CAFile: filepath.Join(dir, "absent")}, "read CA file", false},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		conn, err := Dial(ctx, s.url(), c.trust)
@@ -208,6 +209,13 @@ func TestTrust(t *testing.T) {
 			require.NoError(t, cl.Close(ctx))
 		} else {
 			require.ErrorContains(t, err, c.want, name)
+			var untrusted *CertificateError
+			require.Equal(t, c.shown, errors.As(err, &untrusted), "%s: %v", name, err)
+			if c.shown {
+				require.Equal(t, fp, untrusted.Fingerprint, name)
+				require.ErrorContains(t, err, fp, name)
+				require.NotContains(t, err.Error(), "CRYPTO_ERROR", name)
+			}
 		}
 		cancel()
 	}

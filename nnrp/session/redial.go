@@ -30,7 +30,7 @@ func (b Backoff) withDefaults() Backoff {
 }
 
 // Redial keeps a session up: it opens one, calls use with it, closes it when use returns, and starts over after a while. It returns
-// when ctx ends (nil), when use returns ErrStop (nil), or when the server's answer will not change: auth_failed, unsupported_version,
+// when ctx ends (nil), when open or use returns ErrStop (nil), or when the server's answer will not change: auth_failed, unsupported_version,
 // unsupported_capability. lost is told about every failure and the wait that follows; it may be nil.
 func Redial(ctx context.Context, b Backoff, open func(context.Context) (*Client, error), use func(context.Context, *Client) error, lost func(error, time.Duration)) error {
 	b = b.withDefaults()
@@ -41,15 +41,15 @@ func Redial(ctx context.Context, b Backoff, open func(context.Context) (*Client,
 		if err == nil {
 			err = use(ctx, c)
 			_ = c.Close(ctx)
-			if errors.Is(err, ErrStop) {
-				return nil
-			}
 			if err == nil {
 				err = c.Err()
 			}
 			if err == nil {
 				err = errors.New("nnrp: the session ended")
 			}
+		}
+		if errors.Is(err, ErrStop) {
+			return nil
 		}
 		if ctx.Err() != nil {
 			return nil
