@@ -32,7 +32,7 @@ type FrameSubscribeOptions struct {
 }
 
 // ErrNoFrames: the key has packets and no frames (nobody decodes it, or not yet).
-var ErrNoFrames = errors.New("the key has no frames")
+var ErrNoFrames = errors.New("it has no frames")
 
 // FrameSubscription reads the frames of a key and stays with it when its publisher begins a new generation (another size or format)
 // or another publisher takes over. Next is for one goroutine at a time; the other methods may be called from any.
@@ -106,7 +106,7 @@ func (s *FrameSubscription) attach(ctx context.Context) error {
 	case errors.As(err, &none):
 		return &NoKeyError{Key: s.o.Key, Path: none.Path}
 	case errors.Is(err, framering.ErrNotFound):
-		return fmt.Errorf("key %q: %w", s.o.Key, ErrNoFrames)
+		return fmt.Errorf("key %q: %w, nobody decodes it: cfpipe ingest … --decode auto, or cfpipe decode %s --key NEW; in a site: decode: auto", s.o.Key, ErrNoFrames, s.o.Key)
 	case err != nil:
 		return err
 	}

@@ -16,10 +16,12 @@ import (
 	"github.com/cfpipe/cfpipe/cudavmm"
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/lossylink"
+	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
 	"github.com/cfpipe/cfpipe/nnrp/session"
+	"github.com/cfpipe/cfpipe/packetring"
 	"github.com/cfpipe/cfpipe/pipeline/inference"
 )
 
@@ -177,10 +179,20 @@ func TestInferRefusals(t *testing.T) {
 	dir, key := place(t)
 	_, err := Infer(t.Context(), InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://127.0.0.1:1", Out: io.Discard})
 	require.ErrorIs(t, err, ErrNoKey)
+	packets, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: media.H264}})
+	require.NoError(t, err)
+	_, err = Infer(t.Context(), InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://127.0.0.1:1", Out: io.Discard})
+	require.ErrorIs(t, err, ErrNoFrames)
+	require.ErrorContains(t, err, "cfpipe decode "+key+" --key")
+	require.NoError(t, packets.Close(framering.ReasonNormal))
 	sc := newScene(t, dir, key, 64, 64)
 	sc.show(0, 0, false)
 	server, _ := motionRuntime(t, inference.ServerOptions{Token: []byte("t0ken")})
 	o := InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://" + server.Addr().String(), Trust: quictransport.Trust{Fingerprint: server.Fingerprint()}, Out: io.Discard}
+	untrusting := o
+	untrusting.Trust = quictransport.Trust{}
+	_, err = Infer(t.Context(), untrusting)
+	require.ErrorContains(t, err, server.Fingerprint())
 	_, err = Infer(t.Context(), o)
 	require.ErrorIs(t, err, nnrp.ErrAuthFailed)
 	o.Token = []byte("t0ken")
