@@ -157,8 +157,8 @@ class HostileTest(support.Case):
                 self.assertEqual(liar.said[-1][0], 0xFE, "is told so")
                 self.assertIn(b"fd_count 2", liar.said[-1][1])
         self.refuse(cfpipe.RefusedError, "ERR_TOO_MANY", subscribe_result=-8)
-        self.refuse(cfpipe.NotAvailableError, hello_result=-9)
-        self.refuse(cfpipe.NotAvailableError, slots=0)
+        self.refuse(cfpipe.NotAvailableError, "no frames", hello_result=-9)
+        self.refuse(cfpipe.NotAvailableError, "no frames", slots=0)
         self.refuse(cfpipe.EndedError, close_at=1)
 
     def test_lies_of_memory(self):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -74,11 +75,24 @@ class ProcessTest(Case):
         self.assertLess(time.monotonic() - start, 2)
         self.place.ingest(self.clip(), "--loop", "--realtime", "--decode", "off")
         self.packets().close()
-        with self.assertRaises(cfpipe.NotAvailableError):
+        with self.assertRaisesRegex(cfpipe.NotAvailableError, "has no frames: nobody decodes it: .*cfpipe decode"):
             self.frames(wait=0)
         for key in ("", "a b", "a/b", "x" * 64, "x\n"):
             with self.assertRaises(ValueError):
                 cfpipe.packets(key, runtime_dir=self.place.dir)
+
+    def test_the_example_without_numpy(self):
+        readme = os.path.join(os.path.dirname(support.ROOT), "README.md")
+        with open(readme, encoding="utf-8") as f:
+            example = f.read().split("## Pictures with the standard library alone")[1].split("```")[1].replace("python\n", "", 1)
+        self.place.ingest(self.clip(), "--loop", "--realtime", "--decode", "cpu")
+        self.frames().close()
+        subprocess.run([sys.executable, "-S", "-c", example.replace("cam1", self.place.key)], cwd=self.place.dir, timeout=60, check=True,
+                       env=dict(os.environ, PYTHONPATH=support.ROOT, CUFRAMES_RUNTIME_DIR=self.place.dir))
+        with open(os.path.join(self.place.dir, "luma.pgm"), "rb") as f:
+            header, luma = f.read().split(b" 255\n", 1)
+        self.assertEqual(header, b"P5 320 192")
+        self.assertIn(luma, [support.expected_planes(n)[0] for n in range(50)])
 
     def test_end_and_timeout(self):
         p = self.place.ingest(self.clip(), "--loop", "--realtime", "--decode", "cpu")

@@ -103,7 +103,7 @@ class Connection:
             self._hello(self._expect(_HELLO_RESP), flags)
             self._send(_SUBSCRIBE_REQ, struct.pack("<I12x", self.version))
             p = self._expect(_SUBSCRIBE_RESP)
-            self._result(p)
+            self._result(p, flags)
             self.bit, self.initial_seq = p.fields("IQ")
             if not 1 <= self.bit <= 31:
                 raise ProtocolError("SUBSCRIBE_RESP: bit %d" % self.bit)
@@ -141,17 +141,25 @@ class Connection:
         except OSError:
             pass
 
-    def _result(self, p):
+    def _none(self, what):
+        """What to do where the publisher has no frames, or no packets."""
+        remedy = {
+            "frames": "nobody decodes it: cfpipe ingest … --decode auto, or cfpipe decode %s --key NEW and read NEW; in a site: decode: auto" % self.key,
+            "packets": "read its frames, or the key whose packets were decoded into them",
+        }
+        return NotAvailableError("key %s has no %s: %s" % (self.key, what, remedy[what]))
+
+    def _result(self, p, flags):
         (result,) = p.fields("i")
         if result < 0:
             if result in (NOT_FOUND, NO_PACKET_RING):
-                raise NotAvailableError("key %s: the publisher does not have what was asked for (frames, or packets)" % self.key)
+                raise self._none("frames" if flags & WANTS_FRAMES and result == NOT_FOUND else "packets")
             raise RefusedError(result)
         if result:
             raise ProtocolError("message %#x: result %d" % (p.kind, result))
 
     def _hello(self, p, flags):
-        self._result(p)
+        self._result(p, flags)
         version, self.ring_size, _ = p.fields("III")
         if version != self.version and not (self.version == 2 and version == 1):  # 1: it has no packet ring
             raise ProtocolError("the publisher speaks protocol %d, this subscriber %d" % (version, self.version))
@@ -165,11 +173,11 @@ class Connection:
                 self.packet_name = _shm.shm_name(packets)
                 self.codec_id, self.initial_packet_seq = p.fields("IQ")
         if flags & WANTS_PACKETS and not self.packet_name:
-            raise NotAvailableError("key %s has no packet ring" % self.key)
+            raise self._none("packets")
         if self.ring_size > _MAX_SLOTS:
             raise ProtocolError("HELLO_RESP: ring_size %d" % self.ring_size)
         if flags & WANTS_FRAMES and not self.ring_size:
-            raise NotAvailableError("key %s has no frames" % self.key)
+            raise self._none("frames")
 
     def _vmm_fds(self, p, flags):
         count, size, self.granularity = p.fields("IQQ")
