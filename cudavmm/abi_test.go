@@ -11,6 +11,14 @@ import (
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
+// What is told of a driver that is not there names it, whichever threads the goroutine ran on.
+func TestNoDriverIsNamed(t *testing.T) {
+	for range 100 {
+		_, err := load([]string{"/nowhere/libcuda.so.1", "/nowhere/else"})
+		require.ErrorContains(t, err, "no NVIDIA driver: /nowhere/libcuda.so.1")
+	}
+}
+
 // The loader, the symbol table and the calls, against a library in C with the driver's prototypes.
 func TestCallsCrossIntoC(t *testing.T) {
 	lib := filepath.Join(t.TempDir(), "libcuda.so.1")

@@ -42,6 +42,8 @@ func Open() (*Driver, error) {
 }
 
 func load(libraries []string) (*api, error) {
+	runtime.LockOSThread() // dlerror answers the thread that has called dlopen
+	defer runtime.UnlockOSThread()
 	var handle uintptr
 	var first error
 	for _, name := range libraries {
@@ -51,7 +53,9 @@ func load(libraries []string) (*api, error) {
 			break
 		}
 		if first == nil {
-			first = err
+			if first = err; err.Error() == "" {
+				first = fmt.Errorf("%s cannot be opened", name)
+			}
 		}
 	}
 	if handle == 0 {

@@ -42,6 +42,8 @@ func (t SubscriptionStats) plus(a *attachment) SubscriptionStats {
 const (
 	firstPause = time.Millisecond
 	lastPause  = 250 * time.Millisecond
+	// endingGrace is how long a publisher that lets in nobody is taken for one that is ending.
+	endingGrace = time.Second
 )
 
 // attach connects once. left is the ring read until now, when its publisher may be alive still: it is gone on with then.
@@ -117,6 +119,7 @@ func (s *Subscription) await(ctx, waiting context.Context, last error) (*attachm
 	timer := time.NewTimer(0) // once more at once: a publisher may have come before the watch
 	defer timer.Stop()
 	var told string
+	var closed time.Time // since when it lets nobody in
 	for {
 		select {
 		case <-timer.C:
@@ -133,7 +136,14 @@ func (s *Subscription) await(ctx, waiting context.Context, last error) (*attachm
 		if err == nil {
 			return a, nil
 		}
-		if last = err; ctx.Err() == nil && !errors.Is(err, os.ErrNotExist) && err.Error() != told {
+		last = err
+		if !errors.Is(err, framering.ErrDisconnected) {
+			closed = time.Time{}
+		} else if closed.IsZero() {
+			closed = time.Now()
+		}
+		ending := !closed.IsZero() && time.Since(closed) < endingGrace
+		if ctx.Err() == nil && !ending && !errors.Is(err, os.ErrNotExist) && err.Error() != told {
 			told = err.Error()
 			s.log.Warn("the publisher cannot be read yet", "error", err)
 		}

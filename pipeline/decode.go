@@ -73,6 +73,7 @@ type decodeStage struct {
 	log     *slog.Logger
 	control *framering.Publisher
 	device  *cudavmm.Device // nil without a GPU
+	noGPU   error           // why there is none, where one would have been taken
 	decoder *decode.Decoder
 	writer  *framering.FrameWriter
 	layout  decode.Layout
@@ -195,7 +196,7 @@ func (d *decodeStage) openDevice() error {
 	}
 	v, err := cudavmm.OpenDevice(d.o.Device)
 	if err != nil && d.o.Mode != decode.CUDA && d.o.Memory != MemoryCUDA {
-		d.log.Info("decoding on the CPU", "key", d.o.Key, "reason", err)
+		d.noGPU = err
 		return nil
 	}
 	d.device = v
@@ -249,7 +250,14 @@ func (d *decodeStage) reopen(info packetring.Info) error {
 		return err
 	}
 	d.decoder = v
-	d.log.Info("decoding", "key", d.o.Key, "codec", media.CodecName(info.CodecID), "hardware", v.Hardware(), "reason", v.Reason())
+	on := []any{"key", d.o.Key, "codec", media.CodecName(info.CodecID), "hardware", v.Hardware()}
+	switch {
+	case d.noGPU != nil:
+		on = append(on, "reason", d.noGPU)
+	case v.Reason() != "":
+		on = append(on, "reason", v.Reason())
+	}
+	d.log.Info("decoding", on...)
 	return nil
 }
 

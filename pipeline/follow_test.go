@@ -1,13 +1,18 @@
 package pipeline
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -270,6 +275,42 @@ func TestSubscribeToFrames(t *testing.T) {
 	_, err = Subscribe(t.Context(), SubscribeOptions{RuntimeDir: dir, Key: key})
 	require.ErrorIs(t, err, ErrNoPackets)
 	require.NotErrorIs(t, err, os.ErrNotExist)
+}
+
+// A publisher that is ending lets nobody in any more: that is no fault to warn of, unless it goes on.
+func TestSubscribeWhileItEnds(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	for _, ends := range []bool{true, false} {
+		dir, key := place(t)
+		l, err := net.Listen("unix", framering.SocketPath(dir, key))
+		require.NoError(t, err)
+		var tries atomic.Int32
+		var serving sync.WaitGroup
+		serving.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				c.Close()
+				if tries.Add(1) == 5 && ends {
+					l.Close()
+				}
+			}
+		})
+		wait := endingGrace / 2
+		if !ends {
+			wait = 2 * endingGrace
+		}
+		var log bytes.Buffer
+		_, err = Subscribe(t.Context(), SubscribeOptions{RuntimeDir: dir, Key: key, WaitForKey: wait, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		require.Error(t, err)
+		require.GreaterOrEqual(t, tries.Load(), int32(5))
+		require.Equal(t, !ends, strings.Contains(log.String(), "level=WARN"), "%s", &log)
+		l.Close()
+		serving.Wait()
+	}
 }
 
 // TestSubscriptionConcurrency calls everything that may be called beside Next, while publishers change.

@@ -139,7 +139,7 @@ func (in *interleaver) findAudio(ctx context.Context, o SubscribeOptions) {
 				sub.Close()
 			}
 			return
-		case ctx.Err() == nil && !errors.Is(err, ErrNoKey) && !told:
+		case ctx.Err() == nil && !errors.Is(err, ErrNoKey) && !errors.Is(err, framering.ErrDisconnected) && !told: // it may be ending
 			told = true
 			in.log.Warn("audio cannot be read yet", "key", o.Key, "error", err)
 		}
