@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
@@ -43,7 +45,7 @@ func (s *Site) serveTrigger(w http.ResponseWriter, r *http.Request) {
 	case err == nil:
 		answer(w, http.StatusOK, map[string]any{"key": key, "recorders": took})
 	case errors.Is(err, os.ErrNotExist):
-		fail(w, http.StatusConflict, "nobody records this camera on events")
+		fail(w, http.StatusConflict, "nobody records this camera on events: give it events: in the site file")
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		s.log.Warn("trigger", "key", key, "error", err)
 		answer(w, http.StatusGatewayTimeout, map[string]any{"key": key, "recorders": took, "error": "a recorder does not answer"})
@@ -67,8 +69,12 @@ func readTrigger(body io.Reader) (r trigger.Request, err error) {
 	if len(bytes.TrimSpace(b)) > 0 {
 		d := json.NewDecoder(bytes.NewReader(b))
 		d.DisallowUnknownFields()
-		if err := d.Decode(&in); err != nil || d.More() {
-			return r, errors.New(`want JSON such as {"action": "start", "for": "30s", "reason": "bell"}, each of them optional`)
+		err := d.Decode(&in)
+		if err == nil && d.More() {
+			err = errors.New("there is more behind it")
+		}
+		if err != nil {
+			return r, fmt.Errorf(`%s: want JSON such as {"action": "start", "for": "30s", "reason": "bell"}, each of them optional`, wrongJSON(err))
 		}
 	}
 	r.Action, r.Reason = in.Action, in.Reason
@@ -78,4 +84,17 @@ func readTrigger(body io.Reader) (r trigger.Request, err error) {
 		}
 	}
 	return r, r.Check()
+}
+
+// wrongJSON says what is wrong with a body in the words of whoever wrote it.
+func wrongJSON(err error) string {
+	var kind *json.UnmarshalTypeError
+	if errors.As(err, &kind) && kind.Field != "" {
+		return fmt.Sprintf("%s: a %s is no %s", strings.ToLower(kind.Field), kind.Value, kind.Type.Kind())
+	}
+	text := strings.TrimPrefix(err.Error(), "json: ")
+	if name, ok := strings.CutPrefix(text, "unknown field "); ok {
+		return fmt.Sprintf("unknown field %.60s", name)
+	}
+	return fmt.Sprintf("%.120s", text)
 }

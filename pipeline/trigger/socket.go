@@ -234,7 +234,7 @@ type NoRecorderError struct {
 }
 
 func (e *NoRecorderError) Error() string {
-	return fmt.Sprintf("key %q: nobody records it on events (looked in %s); start cfpipe record %s --on-event", e.Key, e.Dir, e.Key)
+	return fmt.Sprintf("key %q: nobody records it on events (looked in %s); start cfpipe record %s --on-event, or give the camera events: in the site file", e.Key, e.Dir, e.Key)
 }
 
 func (e *NoRecorderError) Unwrap() error { return os.ErrNotExist }
