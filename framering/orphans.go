@@ -15,6 +15,9 @@ type Orphan struct {
 	Bytes int64
 }
 
+// Of says whether the ring is one of a key.
+func (o Orphan) Of(key string) bool { return o.Name == ShmName(key) || o.Name == PacketShmName(key) }
+
 // Orphans returns the rings whose publisher is dead. Those that this user may not read are left out.
 func Orphans() ([]Orphan, error) {
 	entries, err := os.ReadDir(shm.Dir) // sorted

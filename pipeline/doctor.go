@@ -14,6 +14,7 @@ import (
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 // FindingStatus says how much a Finding matters.
@@ -171,6 +172,9 @@ func udpFinding(proc string) Finding {
 	return f
 }
 
+// orphansNamed is how many orphans stand in a finding by name.
+const orphansNamed = 20
+
 // orphansFinding: rings of killed publishers take space until their key is published again.
 func orphansFinding() Finding {
 	f := Finding{Name: "orphaned rings", Status: FindingOK, Detail: "none"}
@@ -183,31 +187,52 @@ func orphansFinding() Finding {
 		return f
 	}
 	var bytes int64
+	var names []string
 	for _, o := range list {
 		bytes += o.Bytes
+		names = append(names, strings.TrimPrefix(o.Name, shm.Prefix))
+	}
+	if more := len(names) - orphansNamed; more > 0 {
+		names = append(names[:orphansNamed], fmt.Sprintf("%d more", more))
 	}
 	f.Status = FindingWarn
-	f.Detail = fmt.Sprintf("%d left by killed publishers, %s", len(list), mebibytes(bytes))
-	f.Remedy = "publish their keys again, or remove them: cfpipe doctor --clean"
+	f.Detail = fmt.Sprintf("%d left by killed publishers, %s: %s", len(list), mebibytes(bytes), strings.Join(names, ", "))
+	f.Remedy = "publish their keys again, or remove them: cfpipe doctor --clean, or --clean KEY… for some"
 	return f
 }
 
-// CleanOrphans removes the rings of killed publishers and returns how many those were and how large.
-func CleanOrphans() (rings int, bytes int64, err error) {
+// CleanOrphans removes the rings of killed publishers, those of keys and of their sound alone where some are named, and returns what it
+// has removed. A key that has none is an error that Is os.ErrNotExist; nothing is removed then.
+func CleanOrphans(keys ...string) (removed []framering.Orphan, err error) {
 	list, err := framering.Orphans()
 	if err != nil {
-		return 0, 0, err
+		return nil, err
+	}
+	if len(keys) > 0 {
+		var named []framering.Orphan
+		for _, k := range keys {
+			var its []framering.Orphan
+			for _, o := range list {
+				if o.Of(k) || o.Of(k+AudioSuffix) {
+					its = append(its, o)
+				}
+			}
+			if len(its) == 0 {
+				return nil, fmt.Errorf("key %q: no ring of a killed publisher: %w", k, os.ErrNotExist)
+			}
+			named = append(named, its...)
+		}
+		list = named
 	}
 	for _, o := range list {
 		n, rmErr := framering.RemoveOrphan(o.Name)
 		if rmErr != nil {
 			err = errors.Join(err, rmErr)
 		} else if n > 0 {
-			rings++
-			bytes += n
+			removed = append(removed, framering.Orphan{Name: o.Name, Bytes: n})
 		}
 	}
-	return rings, bytes, err
+	return removed, err
 }
 
 func ffmpegFinding() Finding {

@@ -14,17 +14,24 @@ import (
 func newDoctorCommand(o *globalOptions) *cobra.Command {
 	var asJSON, clean bool
 	c := &cobra.Command{
-		Use:   "doctor",
+		Use:   "doctor [--clean [KEY…]]",
 		Short: "Say what this machine can do, and what to change",
 		Long: "Looks at FFmpeg, the GPU, shared memory, limits and permissions, and names a remedy for each finding.\n" +
-			"Changes nothing without --clean. Exits 1 when something that cfpipe needs does not work.\n" + exitStatusHelp,
-		Example: "  cfpipe doctor\n  cfpipe doctor --json | jq '.[] | select(.status != \"ok\")'",
-		Args:    args(cobra.NoArgs),
-		RunE: func(c *cobra.Command, _ []string) error {
+			"Changes nothing without --clean: that removes what killed publishers have left in /dev/shm and names it, all of it that this user\n" +
+			"may remove, or what belongs to the KEYs named and to their sound. Without --clean it is named alone.\n" +
+			"Exits 1 when something that cfpipe needs does not work.\n" + exitStatusHelp,
+		Example: "  cfpipe doctor\n  cfpipe doctor --clean cam1\n  cfpipe doctor --json | jq '.[] | select(.status != \"ok\")'",
+		Args: func(_ *cobra.Command, keys []string) error {
+			if len(keys) > 0 && !clean {
+				return usageError{errors.New("doctor takes a KEY with --clean alone; cfpipe inspect KEY shows one")}
+			}
+			return checkKeys(keys...)
+		},
+		RunE: func(c *cobra.Command, keys []string) error {
 			if clean {
-				n, bytes, err := pipeline.CleanOrphans()
-				if n > 0 {
-					o.Logger.Info("removed rings of killed publishers", "rings", n, "bytes", bytes)
+				removed, err := pipeline.CleanOrphans(keys...)
+				for _, r := range removed {
+					fmt.Fprintf(c.ErrOrStderr(), "removed /dev/shm/%s (%d KiB)\n", printable(r.Name), r.Bytes>>10)
 				}
 				if err != nil {
 					return err
@@ -43,7 +50,7 @@ func newDoctorCommand(o *globalOptions) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print the findings as a JSON array of {name, status, detail, remedy}")
-	c.Flags().BoolVar(&clean, "clean", false, "first remove the rings that killed publishers have left in /dev/shm")
+	c.Flags().BoolVar(&clean, "clean", false, "first remove the rings that killed publishers have left in /dev/shm: those of the KEYs named, or all")
 	return c
 }
 

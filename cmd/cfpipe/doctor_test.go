@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/framering"
+)
+
+// What killed publishers have left is named, and removed of the keys that are asked for alone.
+func TestDoctorClean(t *testing.T) {
+	s := newSite(t)
+	one, other := s.key("one"), s.key("other")
+	left := func(key string) []string {
+		return []string{filepath.Join("/dev/shm", framering.ShmName(key)), filepath.Join("/dev/shm", framering.PacketShmName(key))}
+	}
+	ones, others := append(left(one), left(one+"-audio")...), left(other)
+	for _, name := range append(append([]string(nil), ones...), others...) {
+		require.NoError(t, os.WriteFile(name, make([]byte, 8192), 0o600)) // no lock, no live pid: what a kill leaves
+		t.Cleanup(func() { os.Remove(name) })
+	}
+	doctor := func(status int, a ...string) string {
+		t.Helper()
+		out, err := s.command(append([]string{"doctor"}, a...)...).CombinedOutput()
+		if status != exitDone || exitCode(err) != exitFailed { // the machine may lack something
+			require.Equal(t, status, exitCode(err), "%s", out)
+		}
+		return string(out)
+	}
+	doctor(exitUsage, one)
+	doctor(exitUsage, "--clean", "a/b")
+	require.Contains(t, doctor(exitDone), "left by killed publishers")
+	require.Contains(t, doctor(exitNotFound, "--clean", one, s.key("none")), "no ring of a killed publisher")
+	for _, name := range ones {
+		require.FileExists(t, name, "nothing is removed where a key has nothing")
+	}
+	out := doctor(exitDone, "--clean", one)
+	for _, name := range ones {
+		require.NoFileExists(t, name)
+		require.Contains(t, out, "removed "+name+" (8 KiB)")
+	}
+	for _, name := range others {
+		require.FileExists(t, name)
+	}
+	doctor(exitNotFound, "--clean", one)
+}
