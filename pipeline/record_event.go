@@ -127,7 +127,11 @@ func (r *recorder) lookBack() {
 	case short && !r.on.short:
 		r.log.Warn("the ring does not reach back as far as --pre: events will begin late; "+v.remedy, pre, reach)
 	case !short && !r.on.reach:
-		r.log.Info("the ring reaches back far enough", pre, reach)
+		what := "the ring reaches back far enough"
+		if v.age > 0 && v.age < r.o.Pre {
+			what = "the ring will reach back far enough once it has been filled"
+		}
+		r.log.Info(what, pre, reach)
 	}
 	r.on.reach, r.on.short = true, short
 }
@@ -218,7 +222,7 @@ func (r *recorder) event(ctx context.Context) {
 		if first && it.Track == videoTrack {
 			first = false
 			if late := time.Unix(0, it.PTS).Sub(ev.Start); late > 0 && it.Generation == 0 {
-				log.Warn("the event begins late: the ring did not reach back as far as --pre; "+view.remedy, "pre", r.o.Pre, "late", late.Round(time.Millisecond))
+				log.Warn(view.late(), "pre", r.o.Pre, "late", late.Round(time.Millisecond))
 			}
 		}
 		// A packet behind the end ends it. What is to be presented until the end is decoded before.

@@ -447,6 +447,12 @@ func TestRingReach(t *testing.T) {
 	near(9*time.Second, ring(1024, 2_500_000, 100, 10_000, from), "packet-bytes") // not full yet
 	near(9*time.Second, ring(250, 100<<20, 250, 10_000, from), "packet-slots")
 	near(40*time.Second, ring(1024, 100<<20, 250, 10_000, from), "1024 access units at most")
+	young := reachOf(ring(1024, 100<<20, 150, 10_000, now.Add(-6*time.Second).UnixNano()), now)
+	require.Contains(t, young.late(), "the ring is 6s old")
+	full := ring(1024, 100<<20, 1024, 10_000, from)
+	full.Packets[0].Seq = 2
+	require.Contains(t, reachOf(full, now).late(), "1024 access units at most")
+	require.Contains(t, ringView{}.late(), "not published before")
 	require.Zero(t, reachOf(ring(1024, 1<<20, 0, 0, from), now).reach)
 	require.Zero(t, reachOf(ring(1024, 1<<20, 20, 100, from), now).reach, "no second keyframe")
 	require.Zero(t, reachOf(ring(1024, 1<<20, 100, 100, from), now).shift)

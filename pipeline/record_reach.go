@@ -12,13 +12,25 @@ import (
 type ringView struct {
 	reach  time.Duration // how far back it will reach when it is full, at the least: to its oldest keyframe; 0 = not known
 	shift  time.Duration // the system's clock less the ring's, where the ring's is no Unix time
+	age    time.Duration // of a ring that holds all that was published in it; 0 = it has passed something on
 	remedy string        // how it can be made to reach back further
 }
 
-// viewRing looks at a ring without being its reader. A key that is not there is not known.
+// late says why an event does not begin as long before its trigger as it should.
+func (v ringView) late() string {
+	switch {
+	case v.age > 0:
+		return fmt.Sprintf("the event begins late: the ring is %v old, nothing was published before", v.age.Round(time.Second))
+	case v.remedy == "":
+		return "the event begins late: the camera was not published before"
+	}
+	return "the event begins late: the ring did not reach back as far as --pre; " + v.remedy
+}
+
+// viewRing looks at a ring without being its reader. Of a key that is not there, or whose publisher is dead, nothing is known.
 func viewRing(key string) ringView {
 	s, err := packetring.Inspect(framering.PacketShmName(key))
-	if err != nil {
+	if err != nil || !s.Alive {
 		return ringView{}
 	}
 	return reachOf(s, time.Now())
@@ -32,6 +44,9 @@ func reachOf(s packetring.Snapshot, now time.Time) (v ringView) {
 	}
 	if newest := s.Packets[n-1].PTS; newest < notUnix {
 		v.shift = time.Duration(now.UnixNano() - newest)
+	}
+	if s.Packets[0].Seq <= 1 {
+		v.age = max(time.Duration(now.UnixNano()-s.Packets[0].PTS)-v.shift, 1)
 	}
 	var bytes, gop, key int64
 	for _, p := range s.Packets {

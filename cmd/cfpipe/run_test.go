@@ -138,11 +138,15 @@ func TestRunUsage(t *testing.T) {
 	good, bad := filepath.Join(dir, "good.yaml"), filepath.Join(dir, "bad.yaml")
 	require.NoError(t, os.WriteFile(good, []byte("cameras: {a: {source: 'rtsp://h/a'}}\n"), 0o600))
 	require.NoError(t, os.WriteFile(bad, []byte("cameras: {a: {sauce: 'rtsp://h/a'}}\n"), 0o600))
+	long := filepath.Join(dir, "long.yaml")
+	require.NoError(t, os.WriteFile(long, []byte("cameras:\n  a: {source: 'rtsp://h/a', events: {out: 'x/%s.mp4', pre: 5m}}\n"), 0o600))
 	for _, c := range []struct {
 		arg    []string
 		status int
 		say    string
 	}{
+		{[]string{"run", long, "--check"}, exitDone, "long.yaml:2:"},
+		{[]string{"run", long, "--check"}, exitDone, "cameras.a.events.pre: 5m0s before the trigger is more than the ring holds: its 1024 slots are 41s"},
 		{[]string{"run", good, "--check"}, exitDone, "ok: 1 cameras"},
 		{[]string{"run", bad, "--check"}, exitUsage, "bad.yaml:1:15: cameras.a.sauce: unknown field"},
 		{[]string{"run", bad}, exitUsage, "unknown field"},

@@ -30,7 +30,7 @@ type Trust struct {
 }
 
 // ErrFingerprint is the cause of a Trust's error when its Fingerprint can be none.
-var ErrFingerprint = errors.New("want a SHA-256 in hex (64 digits)")
+var ErrFingerprint = errors.New("it is not a SHA-256 in hex (64 digits)")
 
 // CertificateError is the cause of a Dial's error when the server has shown a certificate that is not trusted. Another attempt will
 // not mend it unless the server changes.

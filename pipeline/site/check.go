@@ -11,11 +11,15 @@ import (
 
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/packetring"
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
 // defaultPre is how far before its trigger an event begins where the file does not say.
 const defaultPre = Duration(10 * time.Second)
+
+// usualRate is how many pictures a second a camera is taken to send where nothing is known of it.
+const usualRate = 25
 
 // maxSecret bounds the file of a password or a token.
 const maxSecret = 4096
@@ -61,6 +65,12 @@ func (d *decoder) rawText(path string) string {
 
 func (d *decoder) complain(path, format string, arg ...any) {
 	d.fail(d.place(path), path, fmt.Errorf(format, arg...))
+}
+
+// warn notes what works and is hardly meant.
+func (d *decoder) warn(path, format string, arg ...any) {
+	at := d.place(path)
+	d.warnings = append(d.warnings, (&FieldError{File: d.file, Line: at.Line, Column: at.Column, Field: path, Err: fmt.Errorf(format, arg...)}).Error())
 }
 
 // check completes the configuration (passwords are read, names made absolute) and looks for what cannot work.
@@ -136,6 +146,8 @@ func (d *decoder) checkStream(key, path string, s *Stream) {
 			d.complain(path+".events", "record has on_event already: want one of them")
 		}
 	}
+	d.checkReach(path+".record", s, s.Record)
+	d.checkReach(path+".events", s, s.Events)
 	if s.Infer != nil {
 		d.checkInfer(key, path+".infer", s)
 	}
@@ -216,6 +228,23 @@ func (d *decoder) checkRecord(key, path string, r *Record) {
 	}
 	if r.Retention != nil && *r.Retention == (Retention{}) {
 		d.complain(path+".retention", "it bounds nothing: want age, size or free")
+	}
+}
+
+// checkReach warns of a pre-roll that the slots of the ring cannot hold at the usual rate. How far its bytes reach back depends on the
+// camera: the recorder tells when it runs.
+func (d *decoder) checkReach(path string, s *Stream, r *Record) {
+	if r == nil || !r.OnEvent {
+		return
+	}
+	holds := time.Duration(s.PacketSlots) * time.Second / usualRate
+	if pre := time.Duration(r.Pre); pre > holds {
+		remedy := "packet_slots"
+		if s.PacketSlots == packetring.MaxSlots {
+			remedy = "shorten it, or let the camera send fewer a second"
+		}
+		d.warn(path+".pre", "%v before the trigger is more than the ring holds: its %d slots are %v of %d pictures a second; %s",
+			pre, s.PacketSlots, holds.Round(time.Second), usualRate, remedy)
 	}
 }
 

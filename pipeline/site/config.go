@@ -23,7 +23,8 @@ type Config struct {
 	Index      string             `yaml:"index" doc:"File of the index of what is recorded, on a local disk. Default: recordings.db in the folder that holds all recordings; off = none."`
 	Retention  *Retention         `yaml:"retention" doc:"Bounds over the recordings of all cameras together; the oldest file of all goes first."`
 
-	name string // of the file
+	name     string   // of the file
+	warnings []string // what is no error and hardly meant
 }
 
 // Camera is a camera and what is done with it.

@@ -55,6 +55,8 @@ type decoder struct {
 	nodes   int
 	matters func(path string) bool // which fields' errors are collected; nil = those of all
 	errs    []error
+
+	warnings []string
 }
 
 // parse reads the text of a site file. The error joins *FieldErrors of the fields that matter (nil = all); the configuration is what could be read
@@ -361,6 +363,7 @@ func loadFor(file string, matters func(path string) bool) (*Config, error) {
 	if len(d.errs) > 0 {
 		return nil, errors.Join(d.errs...)
 	}
+	c.warnings = d.warnings
 	return c, nil
 }
 

@@ -70,6 +70,9 @@ func (s *Site) Streams() int {
 	return len(s.config.streams())
 }
 
+// Warnings name, with line and field, what is no error in the file and is hardly meant.
+func (c *Config) Warnings() []string { return c.warnings }
+
 // Summary says in a line what the file asks for.
 func (c *Config) Summary() string {
 	streams := c.streams()
