@@ -21,7 +21,7 @@ func newBridgeCommand(o *globalOptions) *cobra.Command {
 with their times, frames by one copy within the GPU. So publishers and readers of a site need not move at the same time.
 
 Protocol 4 shares frames in GPU memory or host memory, across containers. Protocol 2 shares them by CUDA IPC handles, which needs a
-GPU and one PID namespace for all. Protocol 1 is protocol 2 without packets.` + "\n" + exitStatusHelp,
+GPU and one PID namespace for all. Protocol 1 is protocol 2 without packets.` + "\n" + waitStatusHelp,
 		Example: `  cfpipe bridge old-cam --key cam1
   cfpipe bridge cam1 --key cam1-v2 --protocol 2`,
 		Args: args(cobra.ExactArgs(1)),

@@ -63,7 +63,7 @@ func newDecodeCommand(o *globalOptions) *cobra.Command {
 decoder (NVDEC) into GPU memory, or on the CPU into host memory. It holds up neither the camera nor other readers. Damage is
 passed over up to the next keyframe; a new size or format begins a new generation, which readers follow by themselves.
 
-It goes on with the next publisher of KEY when one has ended (see --no-follow).` + "\n" + exitStatusHelp,
+It goes on with the next publisher of KEY when one has ended (see --no-follow).` + "\n" + waitStatusHelp,
 		Example: `  cfpipe decode cam1 --key cam1-frames
   cfpipe decode cam1 --key cam1-frames --decode cuda --frame-slots 8 --policy strict-wait`,
 		Args: oneKey,

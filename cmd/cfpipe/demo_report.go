@@ -172,7 +172,8 @@ Every access unit (picture) that the camera sent is in the files, and one connec
   cfpipe packets door -f nut | ffmpeg -i - -c:v copy door.mp4
 
 Play what was recorded: ffplay %s
-`, r.segments[0].Path)
+Nothing is left but files, which you may delete: rm -r %s
+`, r.segments[0].Path, r.dir)
 	return nil
 }
 

@@ -176,6 +176,10 @@ func TestDemo(t *testing.T) {
 		total += checkSegment(t, f)
 	}
 	require.Contains(t, string(out), fmt.Sprintf("recorded    %d in %d files, 0 lost", total, len(files)))
+	_, left, _ := strings.Cut(strings.TrimSpace(string(out)), "which you may delete: rm -r ")
+	require.DirExists(t, left, "the last line names what is left")
+	require.Contains(t, filepath.Base(left), "cfpipe-demo-")
+	require.NoError(t, os.RemoveAll(left))
 }
 
 // TestSignalsStopCleanly: every long-running command ends with status 0 on SIGINT and SIGTERM and leaves nothing behind.
@@ -455,5 +459,8 @@ func TestHelp(t *testing.T) {
 		require.NotEmpty(t, c.Short, c.Name())
 		require.NotEmpty(t, c.Example, c.Name())
 		require.Contains(t, c.Long, "EXIT STATUS", c.Name())
+		if c.Name() != "trigger" { // it waits for answers
+			require.Equal(t, c.Flags().Lookup("wait") != nil, strings.Contains(c.Long, "  4  "), "%s: status 4 is that of --wait", c.Name())
+		}
 	}
 }

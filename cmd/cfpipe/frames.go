@@ -22,7 +22,7 @@ func newFramesCommand(o *globalOptions) *cobra.Command {
 The key needs frames: ingest --decode, or decode.
 
 y4m is planar YUV that every tool reads; it holds one size and ends with an error when the camera's changes. raw is the pixels as they
-stand in the ring (NV12 or P010), plane after plane, without the padding of lines.` + "\n" + exitStatusHelp,
+stand in the ring (NV12 or P010), plane after plane, without the padding of lines.` + "\n" + waitStatusHelp,
 		Example: `  cfpipe frames cam1 | ffplay -
   cfpipe frames cam1 --format raw --json 2>meta.jsonl | detector
   cfpipe frames cam1 --latest --count 1 > picture.y4m`,

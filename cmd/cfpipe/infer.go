@@ -28,7 +28,7 @@ func newInferCommand(o *globalOptions) *cobra.Command {
 			"parts of the picture that have changed travel, for cameras that stand still. It outlives cameras, connections and runtimes.\n\n" +
 			"The runtime's certificate is checked against --ca, the pinned --fingerprint that `cfpipe nnrp serve` prints, or the system's CAs;\n" +
 			"one that is not trusted at the first connection ends the command, and its fingerprint is shown.\n" +
-			"KEY needs frames: ingest --decode, or decode.\n" + exitStatusHelp,
+			"KEY needs frames: ingest --decode, or decode.\n" + waitStatusHelp,
 		Example: "  cfpipe infer cam1 --to nnrps://gpu1:4433 --fingerprint 00b1f01a…\n" +
 			"  cfpipe infer cam1 --to nnrps://gpu1 --ca ca.pem --token-file token --model yolo --fps 10 | jq .tensors\n" +
 			"  cfpipe infer cam1 --to nnrps://gpu1 --ca ca.pem --tile 32 --threshold 4",

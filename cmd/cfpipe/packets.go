@@ -26,7 +26,7 @@ The containers carry KEY-audio as a second track where there is one and the form
 annexb is the bare byte stream of the video (Annex B; OBUs of AV1; JPEGs one after another). nut holds every codec at
 its exact times and is the best choice for a pipe into ffmpeg.
 
-It ends with the publication (see --follow), and quietly when whoever reads the pipe has seen enough.` + "\n" + exitStatusHelp,
+It ends with the publication (see --follow), and quietly when whoever reads the pipe has seen enough.` + "\n" + waitStatusHelp,
 		Example: `  cfpipe packets cam1 -f nut | ffmpeg -i - -c:v copy out.mp4
   cfpipe packets cam1 -f mpegts | vlc -
   cfpipe packets cam1 --count 1 > keyframe.h264`,

@@ -50,7 +50,7 @@ that nobody stops; what other triggers ask for beyond it is the next event, with
 
 --fsync says when data is forced to the disk: with "fragment" a loss of power costs the second in flight; "segment" does it
 when a file is finished; with "never" (the default) the kernel writes within about 30 s. A killed process costs the
-second in flight in all three.` + "\n" + exitStatusHelp,
+second in flight in all three.` + "\n" + waitStatusHelp,
 		Example: `  cfpipe record cam1 --out '/video/%{key}/%Y-%m-%d/%H-%M-%S.mp4' --segment 60s
   cfpipe record cam1 --out event.mp4 --segment 0 --pre 10s --duration 30s
   cfpipe record cam1 --out 'events/%{key}/%Y-%m-%d/%H-%M-%S.mp4' --on-event --pre 10s --post 10s

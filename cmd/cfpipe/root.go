@@ -26,8 +26,10 @@ EXIT STATUS
   1  failed
   2  wrong usage
   3  no such key or file
-  4  timed out: a --wait ended without KEY, or nothing came
 `
+
+// waitStatusHelp is for commands that have --wait.
+const waitStatusHelp = exitStatusHelp + "  4  timed out: --wait ended without KEY, or nothing came\n"
 
 // newRootCommand builds the command tree. Each subcommand stands in a file of its own.
 func newRootCommand() *cobra.Command {

@@ -28,7 +28,7 @@ func newSnapshotCommand(o *globalOptions) *cobra.Command {
 		Short: "Save the newest picture of a camera as JPEG or PNG",
 		Long: `Snapshot takes the newest picture of KEY: from its frame ring where that lies in host memory, else by decoding from the last
 keyframe in its packet ring, else from frames in GPU memory. The file's name chooses the format (.jpg, .jpeg or .png); "-" writes a JPEG to standard output. The file appears in one
-step, a reader never sees half of it. When the camera is silent the picture is an old one: see --max-age.` + "\n" + exitStatusHelp,
+step, a reader never sees half of it. When the camera is silent the picture is an old one: see --max-age.` + "\n" + waitStatusHelp,
 		Example: "  cfpipe snapshot cam1 -o cam1.jpg\n  cfpipe snapshot cam1 -o - | curl -T - https://…",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
