@@ -322,16 +322,16 @@ func TestIngestBackoff(t *testing.T) {
 	lasting := func(_ context.Context, sink media.Sink) error {
 		_ = sink.Tracks([]media.Track{h264Track(nil)})
 		_ = give(sink, 0, 0, 1)
-		time.Sleep(60 * time.Millisecond) // what is tested is that this counts
+		time.Sleep(500 * time.Millisecond) // what is tested is that this counts
 		_ = give(sink, 0, 1, 1)
 		return io.EOF
 	}
-	conns := []func(context.Context, media.Sink) error{flap, flap, flap, flap, flap, lasting, flap}
+	conns := []func(context.Context, media.Sink) error{flap, flap, flap, flap, flap, flap, lasting, flap}
 	src := &script{conns: conns}
 	o := IngestOptions{Key: ingestKey(t), RuntimeDir: t.TempDir(), Source: src, Live: true, Backoff: 20 * time.Millisecond}
 	in, err := NewIngest(o)
 	require.NoError(t, err)
-	in.good = 50 * time.Millisecond
+	in.good = 400 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- in.Run(ctx) }()
@@ -344,10 +344,10 @@ func TestIngestBackoff(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
 	at := src.times()
-	for n := 1; n <= 5; n++ { // half of 20 ms × 2^(n-1) at least
+	for n := 1; n <= 6; n++ { // half of 20 ms × 2^(n-1) at least
 		require.GreaterOrEqual(t, at[n].Sub(at[n-1]), 10*time.Millisecond<<(n-1), n)
 	}
-	require.Less(t, at[6].Sub(at[5]), 300*time.Millisecond, "back to the shortest wait: 60 ms of playing and at most 30 ms")
+	require.Less(t, at[7].Sub(at[6]), 1100*time.Millisecond, "back to the shortest wait: 500 ms of playing and at most 30 ms, not 600 ms")
 }
 
 func TestIngestEnds(t *testing.T) {

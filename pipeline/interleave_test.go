@@ -140,7 +140,7 @@ func TestInterleaveLateAudio(t *testing.T) {
 			video++
 		}
 	}
-	require.Less(t, time.Since(start), 69*40*time.Millisecond+holdFor+500*time.Millisecond)
+	require.Less(t, time.Since(start), 15*time.Second) // 35 s, were each held
 }
 
 // Audio that is published later is found; a key without audio is read without waiting.

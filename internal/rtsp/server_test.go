@@ -139,7 +139,7 @@ func TestStalledReader(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
 	catalog := &fakeCatalog{size: 200_000, interval: 10 * time.Millisecond} // 160 Mbit/s
-	s := startServer(t, ServerOptions{Catalog: catalog, WriteTimeout: time.Second, RTPPort: -1})
+	s := startServer(t, ServerOptions{Catalog: catalog, WriteTimeout: 3 * time.Second, RTPPort: -1})
 	stalled := dial(t, s)
 	require.NoError(t, stalled.Conn.(*net.TCPConn).SetReadBuffer(4096))
 	stalled.Play(1)
@@ -165,7 +165,7 @@ func TestStalledReader(t *testing.T) {
 			last = time.Now()
 		}
 	}
-	require.Less(t, worst, 900*time.Millisecond, "the other reader waited for the stalled one")
+	require.Less(t, worst, 2500*time.Millisecond, "the other reader waited for the stalled one")
 	require.Less(t, heap(), before+16<<20, "a stalled reader's packets pile up")
 	testenv.Eventually(t, 5*time.Second, func() error {
 		if n := catalog.open.Load(); n != 1 {

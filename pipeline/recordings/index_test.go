@@ -327,7 +327,6 @@ func TestSlowIndex(t *testing.T) {
 		w.Removed(filepath.Join(dir, "door", "2026-05-04", "00-00-00.mp4"))
 	}
 	each := time.Since(begun) / (200 * maxQueue)
-	require.Less(t, each, 100*time.Microsecond)
 	t.Logf("a report takes %v while the index hangs", each)
 	require.NotZero(t, w.dropped.Load())
 	require.LessOrEqual(t, len(w.queue), maxQueue)
