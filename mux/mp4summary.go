@@ -2,6 +2,7 @@ package mux
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,6 +19,8 @@ const (
 	maxMoof = 4 << 20
 	// maxSamples bounds what a damaged file may count to: a week of 25 pictures a second.
 	maxSamples = 1 << 24
+	// maxIdle bounds the boxes one after another that bring no picture. Each costs a read.
+	maxIdle = 1 << 14
 )
 
 var errBox = errors.New("a box is damaged")
@@ -38,11 +41,21 @@ type mp4File struct {
 
 const notSync = 0x10000 // sample_is_non_sync_sample
 
-func summarizeMP4(r io.ReaderAt, size int64) (Summary, error) {
+func summarizeMP4(ctx context.Context, r io.ReaderAt, size int64) (Summary, error) {
 	m := mp4File{first: math.MaxInt64}
 	m.Packets, m.Keyframes = 0, 0
 	var head [16]byte
-	for at := int64(0); at+8 <= size; {
+	idle, pictures := 0, 0
+	for at := int64(0); at+8 <= size; idle++ {
+		if err := ctx.Err(); err != nil {
+			return m.Summary, err
+		}
+		if m.Packets > pictures {
+			idle, pictures = 0, m.Packets
+		}
+		if idle > maxIdle {
+			return m.Summary, fmt.Errorf("%w: more than %d boxes in a row without a picture", errBox, maxIdle)
+		}
 		n, err := r.ReadAt(head[:min(16, size-at)], at)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return m.Summary, err

@@ -1,6 +1,7 @@
 package mux
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ const seekBack = 15 * time.Second
 
 // Reader reads a recording back: its access units as they were in the ring, with their Unix times. Not safe for concurrent use.
 type Reader struct {
+	ctx    context.Context // of the whole reading, as that of a request
 	r      io.ReadSeeker
 	in     *av.File
 	zero   int64 // Unix ns of the file's time zero
@@ -24,9 +26,9 @@ type Reader struct {
 	log    *slog.Logger
 }
 
-// OpenReader opens a recording. start is when its first picture is shown; it counts where the file itself knows no exact time.
-func OpenReader(r io.ReadSeeker, start time.Time, log *slog.Logger) (*Reader, error) {
-	x := &Reader{r: r, log: log}
+// OpenReader opens a recording; when ctx ends, reading does, with its error. start is when its first picture is shown; it counts where the file itself knows no exact time.
+func OpenReader(ctx context.Context, r io.ReadSeeker, start time.Time, log *slog.Logger) (*Reader, error) {
+	x := &Reader{ctx: ctx, r: r, log: log}
 	if err := x.reopen(); err != nil {
 		return nil, err
 	}
@@ -52,7 +54,7 @@ func (x *Reader) reopen() error {
 	if _, err := x.r.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	in, err := av.OpenFile(x.r, x.log)
+	in, err := av.OpenFile(x.ctx, x.r, x.log)
 	if err != nil {
 		return err
 	}

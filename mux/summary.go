@@ -1,6 +1,7 @@
 package mux
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,8 +29,8 @@ type Summary struct {
 var ErrNoRecording = errors.New("no recording")
 
 // Summarize reads as little of a file as its container allows: the boxes between the pictures of an MP4, the head and the end of others. A file
-// that is being written is told of as it is now.
-func Summarize(f *os.File) (Summary, error) {
+// that is being written is told of as it is now. When ctx ends, reading does, with its error.
+func Summarize(ctx context.Context, f *os.File) (Summary, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return Summary{}, err
@@ -43,9 +44,9 @@ func Summarize(f *os.File) (Summary, error) {
 	}
 	var s Summary
 	if string(head[4:]) == "ftyp" {
-		s, err = summarizeMP4(f, st.Size())
+		s, err = summarizeMP4(ctx, f, st.Size())
 	} else {
-		s, err = summarizeStreams(f, st.Size())
+		s, err = summarizeStreams(ctx, f, st.Size())
 	}
 	if err != nil {
 		return s, fmt.Errorf("%s: %w", f.Name(), err)
@@ -57,9 +58,15 @@ func Summarize(f *os.File) (Summary, error) {
 }
 
 // summarizeStreams asks FFmpeg: Matroska says its duration in its head, the last packets of a transport stream tell it.
-func summarizeStreams(f *os.File, size int64) (s Summary, err error) {
+func summarizeStreams(ctx context.Context, f *os.File, size int64) (s Summary, err error) {
 	s.Packets, s.Keyframes, s.Bytes = -1, -1, size
-	in, err := av.OpenFile(io.NewSectionReader(f, 0, size), nil)
+	in, err := av.OpenFile(ctx, io.NewSectionReader(f, 0, size), nil)
+	if ctx.Err() != nil {
+		if err == nil {
+			in.Close()
+		}
+		return s, ctx.Err()
+	}
 	if err != nil {
 		return s, fmt.Errorf("%w: %w", ErrNoRecording, err)
 	}

@@ -2,6 +2,7 @@ package mux
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,7 +19,7 @@ func summary(t *testing.T, path string) Summary {
 	f, err := os.Open(path)
 	require.NoError(t, err)
 	defer f.Close()
-	s, err := Summarize(f)
+	s, err := Summarize(t.Context(), f)
 	require.NoError(t, err, path)
 	return s
 }
@@ -97,7 +98,7 @@ func TestSummarizeCutOff(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, b[:n], 0o600))
 			file, err := os.Open(path)
 			require.NoError(t, err)
-			got, err := Summarize(file)
+			got, err := Summarize(t.Context(), file)
 			file.Close()
 			if err != nil {
 				require.ErrorIs(t, err, ErrNoRecording)
@@ -113,6 +114,51 @@ func TestSummarizeCutOff(t *testing.T) {
 		require.NotZero(t, found)
 		require.Greater(t, last, 45)
 	}
+}
+
+// A text that FFmpeg would take for a list of other files, or for an address to listen at, is no recording, whatever it is called.
+func TestListsAreNoRecordings(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	s := clip(t, "320x180", 2, x264...)
+	r := record(t, s, TS, time.Hour)
+	r.write(t, s.packets)
+	require.NoError(t, r.Close())
+	other := r.segments[0].Path
+	require.NotZero(t, summary(t, other).Video)
+	for name, text := range map[string]string{
+		"ffconcat": "ffconcat version 1.0\nfile '" + filepath.Base(other) + "'\n",
+		"HLS":      "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n" + other + "\n#EXT-X-ENDLIST\n",
+		"SDP":      "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 47112 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+	} {
+		path := filepath.Join(filepath.Dir(other), name+".mp4")
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		f, err := os.Open(path)
+		require.NoError(t, err)
+		_, err = Summarize(t.Context(), f)
+		require.ErrorIs(t, err, ErrNoRecording, name)
+		require.ErrorContains(t, err, ": open: Invalid", name)
+		f.Close()
+	}
+}
+
+// A file of nothing but heads of boxes is given up, and reading ends with its context.
+func TestManyBoxes(t *testing.T) {
+	ftyp := []byte("\x00\x00\x00\x08ftyp")
+	b := append(ftyp, bytes.Repeat([]byte("\x00\x00\x00\x08free"), 4*maxIdle)...)
+	_, err := summarizeMP4(t.Context(), bytes.NewReader(b), int64(len(b)))
+	require.ErrorIs(t, err, errBox)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = summarizeMP4(ctx, bytes.NewReader(b), int64(len(b)))
+	require.ErrorIs(t, err, context.Canceled)
+	r := record(t, clip(t, "320x180", 2, x264...), MKV, time.Hour)
+	r.write(t, clip(t, "320x180", 2, x264...).packets)
+	require.NoError(t, r.Close())
+	f, err := os.Open(r.segments[0].Path)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = Summarize(ctx, f)
+	require.ErrorIs(t, err, context.Canceled)
 }
 
 // Whatever stands in the boxes: no crash, no end that lies behind the end, and no more samples than there is room for.
@@ -136,13 +182,13 @@ func FuzzBoxes(f *testing.F) {
 		require.NoError(f, out.Close())
 		b, err := os.ReadFile(path)
 		require.NoError(f, err)
-		s, err := summarizeMP4(bytes.NewReader(b), int64(len(b)))
+		s, err := summarizeMP4(f.Context(), bytes.NewReader(b), int64(len(b)))
 		require.NoError(f, err)
 		require.Equal(f, []any{8, true, "door"}, []any{s.Packets, s.Complete, s.Key})
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := summarizeMP4(bytes.NewReader(b), int64(len(b)))
+		s, err := summarizeMP4(t.Context(), bytes.NewReader(b), int64(len(b)))
 		if err != nil {
 			return
 		}

@@ -5,6 +5,7 @@ package av
 import "C"
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -19,6 +20,9 @@ import (
 const (
 	// fileChunk is read from a file at once.
 	fileChunk = 128 << 10
+	// fileFormats are FFmpeg's names of the containers that recordings have. Others name files and addresses of their own (playlists, SDP, concat lists):
+	// what lies in a file must not choose them.
+	fileFormats = "mov,matroska,mpegts"
 	// Bounds of what is read to learn of a file's streams: half a megabyte is a second of 4 Mbit/s.
 	fileProbe = "524288"
 )
@@ -30,16 +34,19 @@ type File struct {
 	err error // of the reader; FFmpeg sees EIO
 }
 
-// OpenFile looks at the streams of a file. An error of r is returned as it is.
-func OpenFile(r io.ReadSeeker, log *slog.Logger) (_ *File, err error) {
+// OpenFile looks at the streams of an MP4, Matroska or transport stream file; another one is ErrInvalidData. An error of r is returned as it is. When ctx
+// ends, reading does, with its error.
+func OpenFile(ctx context.Context, r io.ReadSeeker, log *slog.Logger) (_ *File, err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	d := &demuxer{in: &Input{log: log}, byStream: map[int]int{}, stop: func() bool { return true }}
+	d := &demuxer{in: &Input{log: log}, byStream: map[int]int{}}
 	f := &File{d: d}
 	d.fc = astiav.AllocFormatContext()
 	d.pkt = astiav.AllocPacket()
 	d.interrupter = astiav.NewIOInterrupter()
+	d.interruptBy(ctx)
+	C.cfav_refuse_io(formatPointer(d.fc))
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -54,6 +61,9 @@ func OpenFile(r io.ReadSeeker, log *slog.Logger) (_ *File, err error) {
 		return n, f.failed(err)
 	}
 	read := func(b []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, f.failed(err)
+		}
 		n, err := r.Read(b)
 		if n > 0 {
 			return n, nil
@@ -70,8 +80,10 @@ func OpenFile(r io.ReadSeeker, log *slog.Logger) (_ *File, err error) {
 	d.fc.SetFlags(d.fc.Flags().Add(astiav.FormatContextFlagGenPts))
 	options := astiav.NewDictionary()
 	defer options.Free()
-	if err := options.Set("probesize", fileProbe, 0); err != nil {
-		return nil, wrap("set option probesize", err)
+	for name, value := range map[string]string{"probesize": fileProbe, "format_whitelist": fileFormats, "protocol_whitelist": ""} {
+		if err := options.Set(name, value, 0); err != nil {
+			return nil, wrap("set option "+name, err)
+		}
 	}
 	if err := d.fc.OpenInput("", nil, options); err != nil {
 		d.fc = nil // freed by the failed call

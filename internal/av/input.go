@@ -103,7 +103,7 @@ type demuxer struct {
 	in          *Input
 	fc          *astiav.FormatContext
 	interrupter *astiav.IOInterrupter
-	stop        func() bool
+	stop        func() // once
 	pump        *pump
 	io          *astiav.IOContext
 	pkt         *astiav.Packet
@@ -116,8 +116,7 @@ func (in *Input) open(ctx context.Context) (_ *demuxer, err error) {
 	d.fc = astiav.AllocFormatContext()
 	d.pkt = astiav.AllocPacket()
 	d.interrupter = astiav.NewIOInterrupter()
-	d.fc.SetIOInterrupter(d.interrupter)
-	d.stop = context.AfterFunc(ctx, d.interrupter.Interrupt)
+	d.interruptBy(ctx)
 	defer func() {
 		if err != nil {
 			d.close()
@@ -179,6 +178,21 @@ func (in *Input) open(ctx context.Context) (_ *demuxer, err error) {
 		return nil, wrap("find streams", err)
 	}
 	return d, d.choose()
+}
+
+// interruptBy ends what FFmpeg waits for when ctx ends.
+func (d *demuxer) interruptBy(ctx context.Context) {
+	d.fc.SetIOInterrupter(d.interrupter)
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		d.interrupter.Interrupt()
+	})
+	d.stop = func() {
+		if !stop() {
+			<-done // it writes to what is freed next
+		}
+	}
 }
 
 // choose takes the first video and the first audio stream; a picture attached to music is no video.

@@ -149,3 +149,12 @@ const uint8_t *cfav_new_extradata(const AVPacket *pkt, int *size)
     *size = (int)n;
     return b;
 }
+
+static int refuse_io(AVFormatContext *s, AVIOContext **pb, const char *url, int flags, AVDictionary **options)
+{
+    (void)s, (void)url, (void)flags, (void)options;
+    *pb = NULL;
+    return AVERROR(EPERM);
+}
+
+void cfav_refuse_io(AVFormatContext *s) { s->io_open = refuse_io; }

@@ -24,6 +24,9 @@ int cfav_write(AVFormatContext *s, AVPacket *pkt, uint8_t *data, int size, int s
 int cfav_flush(AVFormatContext *s);
 int cfav_metadata(AVFormatContext *s, const char *key, const char *value);
 
+// Nothing is opened by name: what a file refers to is not read.
+void cfav_refuse_io(AVFormatContext *s);
+
 // The stream parameters that astiav does not show.
 int cfav_bits_per_coded_sample(const AVStream *st);
 int cfav_channels(const AVStream *st);

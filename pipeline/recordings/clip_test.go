@@ -188,7 +188,7 @@ func readBack(t *testing.T, path string, track int) (list []moment) {
 	f, err := os.Open(path)
 	require.NoError(t, err)
 	defer f.Close()
-	r, err := mux.OpenReader(f, time.Time{}, nil)
+	r, err := mux.OpenReader(t.Context(), f, time.Time{}, nil)
 	require.NoError(t, err)
 	defer r.Close()
 	for {

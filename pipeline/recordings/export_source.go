@@ -1,7 +1,6 @@
 package recordings
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -21,19 +20,6 @@ type source struct {
 func (s *source) Close() {
 	s.Reader.Close()
 	s.f.Close()
-}
-
-// cancelled reads until a context ends, and not beyond what there was when the file was opened: it may be growing.
-type cancelled struct {
-	*io.SectionReader
-	ctx context.Context
-}
-
-func (c cancelled) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.SectionReader.Read(b)
 }
 
 // open opens a recorded file to read its bytes: no link is followed.
@@ -67,11 +53,12 @@ func (e *exporter) open(f File) (*source, error) {
 	}
 	end := info.Size()
 	if !f.Finished { // the torn end of a fragment is no access unit
-		if s, err := mux.Summarize(file); err == nil {
+		if s, err := mux.Summarize(e.ctx, file); err == nil {
 			end = s.Bytes
 		}
 	}
-	r, err := mux.OpenReader(cancelled{io.NewSectionReader(file, 0, end), e.ctx}, f.Start, e.log)
+	// Not beyond what there was when the file was opened: it may be growing.
+	r, err := mux.OpenReader(e.ctx, io.NewSectionReader(file, 0, end), f.Start, e.log)
 	if err != nil {
 		file.Close()
 		return nil, err

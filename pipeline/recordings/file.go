@@ -195,7 +195,7 @@ func (f *found) open() (*os.File, error) {
 }
 
 // read asks the file what it is.
-func (p *Place) read(f found) (File, error) {
+func (p *Place) read(ctx context.Context, f found) (File, error) {
 	file, err := f.open()
 	if err != nil {
 		return File{}, err
@@ -206,7 +206,7 @@ func (p *Place) read(f found) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	s, err := mux.Summarize(file)
+	s, err := mux.Summarize(ctx, file)
 	if err != nil {
 		return File{}, err
 	}
@@ -268,14 +268,14 @@ func Scan(ctx context.Context, places []Place, q Query, progress func(files int)
 				return nil
 			}
 			seen[f.path] = true
-			x, err := p.read(f)
+			x, err := p.read(ctx, f)
 			if progress != nil {
 				progress(len(seen))
 			}
 			if err == nil && q.matches(&x) {
 				list = append(list, x)
 			}
-			return nil // what cannot be read is no recording
+			return ctx.Err() // what cannot be read is no recording
 		})
 		if err != nil {
 			return nil, err
@@ -294,7 +294,7 @@ func present(list []File) []File {
 }
 
 // update asks an unfinished file how far it is.
-func (f *File) update() {
+func (f *File) update(ctx context.Context) {
 	dir, name := filepath.Split(f.Path)
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -302,7 +302,7 @@ func (f *File) update() {
 	}
 	defer root.Close()
 	p := Place{Key: f.Key, Dir: dir}
-	x, err := p.read(found{root: root, name: name, path: f.Path})
+	x, err := p.read(ctx, found{root: root, name: name, path: f.Path})
 	if err != nil {
 		return
 	}

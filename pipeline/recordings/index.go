@@ -245,15 +245,15 @@ func (x *Index) List(ctx context.Context, q Query) ([]File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return current(list, q), nil
+	return current(ctx, list, q), ctx.Err()
 }
 
 // current is what is true of files now that an index told of.
-func current(list []File, q Query) []File {
+func current(ctx context.Context, list []File, q Query) []File {
 	n := 0
 	for _, f := range present(list) {
 		if !f.Finished {
-			f.update()
+			f.update(ctx)
 		}
 		if q.matches(&f) {
 			list[n] = f

@@ -281,8 +281,10 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 				st.Files++
 				return nil
 			}
-			now, err := p.read(f)
+			now, err := p.read(ctx, f)
 			switch {
+			case ctx.Err() != nil: // it says nothing of the file
+				return ctx.Err()
 			case errors.Is(err, fs.ErrNotExist):
 				delete(seen, f.path)
 				return nil
