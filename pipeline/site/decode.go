@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -70,8 +71,12 @@ func parse(file string, text []byte, matters func(path string) bool) (*Config, *
 	if slices.Contains(text, 0) {
 		return fail(errors.New("it holds a NUL byte: this is no YAML"))
 	}
-	if n := len(lexer.Tokenize(string(text))); n > maxTokens {
+	tokens := lexer.Tokenize(string(text))
+	if n := len(tokens); n > maxTokens {
 		return fail(fmt.Errorf("%d tokens: a site file has at most %d", n, maxTokens))
+	}
+	if at := tooDeep(tokens); at != nil {
+		return nil, d, &FieldError{File: file, Line: at.Line, Column: at.Column, Err: errors.New("nested too deeply")}
 	}
 	f, err := parseYAML(text)
 	if err != nil {
@@ -99,6 +104,28 @@ func parse(file string, text []byte, matters func(path string) bool) (*Config, *
 	}
 	d.config(body, c)
 	return c, d, errors.Join(d.errs...)
+}
+
+// tooDeep finds where brackets, or dashes in a row, nest deeper than any site file: each level costs the parser a look at all that follows.
+func tooDeep(tokens token.Tokens) *token.Position {
+	open, dashes := 0, 0
+	for _, t := range tokens {
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			open++
+		case token.SequenceEndType, token.MappingEndType:
+			open--
+		}
+		if t.Type == token.SequenceEntryType {
+			dashes++
+		} else {
+			dashes = 0
+		}
+		if open > maxDepth || dashes > maxDepth {
+			return t.Position
+		}
+	}
+	return nil
 }
 
 // parseYAML is the parser, whose panics are errors.
@@ -367,11 +394,19 @@ func loadFor(file string, matters func(path string) bool) (*Config, error) {
 	return c, nil
 }
 
+// readBounded reads a plain file: a pipe would be waited for, and a device has no end.
 func readBounded(file string, limit int64) ([]byte, error) {
-	f, err := os.Open(file)
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no plain file", file)
+	}
 	return io.ReadAll(io.LimitReader(f, limit))
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,6 +74,8 @@ defaults:
 func TestLoadErrors(t *testing.T) {
 	t.Setenv("SITE_TEST_TOKEN", "short")
 	ok := "cameras: {a: {source: 'rtsp://h/a'}}\n"
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for name, c := range map[string]struct{ text, want string }{
 		"empty":             {"", "site.yaml: the file is empty"},
 		"no mapping":        {"- a\n", "site.yaml:1:1: want a mapping"},
@@ -123,6 +126,10 @@ func TestLoadErrors(t *testing.T) {
 		"no such alias":     {"cameras: {a: *nope}", "nope"},
 		"tag":               {"cameras: {a: !!binary aGk=}", "tags are not used"},
 		"alias of itself":   {"defaults: &d {record: *d}\n" + ok, "d"},
+		"deep brackets":     {strings.Repeat("[", 29_000), "nested too deeply"},
+		"deep braces":       {strings.Repeat("{a: ", 7_000), "nested too deeply"},
+		"deep dashes":       {strings.Repeat("- ", 29_000), "nested too deeply"},
+		"pipe for password": {"cameras: {a: {source: 'rtsp://h/a', username: u, password_file: " + pipe + "}}", "no plain file"},
 		"no such file":      {"cameras: {a: {source: nothere.mp4}}", "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -134,6 +141,15 @@ func TestLoadErrors(t *testing.T) {
 			require.True(t, errors.As(err, &field), "%T", err)
 		})
 	}
+}
+
+// A pipe in the place of the site file is not waited for.
+func TestLoadPipe(t *testing.T) {
+	testenv.Watchdog(t, 20*time.Second)
+	pipe := filepath.Join(t.TempDir(), "site.yaml")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	_, err := Load(pipe)
+	require.ErrorContains(t, err, "no plain file")
 }
 
 // A hostile file costs bounded time and memory.

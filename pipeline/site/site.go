@@ -115,16 +115,25 @@ func (s *Site) Run(ctx context.Context) error {
 	ticker := time.NewTicker(watchPace)
 	defer ticker.Stop()
 	w := newFileWatch(s.o.File)
+	var loading chan loadedFile // nil = the file is not being read
+	var why string              // it shall be read
 	for ctx.Err() == nil {
 		s.turned.Store(time.Now().UnixNano())
+		if why != "" && loading == nil {
+			loading = s.load(why)
+			why = ""
+		}
 		select {
 		case <-ctx.Done():
+		case f := <-loading:
+			loading = nil
+			s.takeOver(f)
 		case <-s.o.Reload:
 			w.accept()
-			s.reload("asked to")
+			why = "asked to"
 		case <-ticker.C:
 			if w.changed() {
-				s.reload("the file has changed")
+				why = "the file has changed"
 			}
 			if s.o.Alive != nil {
 				s.o.Alive()
@@ -139,22 +148,38 @@ func (s *Site) Run(ctx context.Context) error {
 	return err
 }
 
-// reload loads the file again. One with an error changes nothing.
-func (s *Site) reload(why string) {
-	c, err := Load(s.o.File)
-	if err != nil {
-		s.log.Error("the site file is not taken over; everything runs on as it was", "error", err)
+// loadedFile is the site file as it was read again.
+type loadedFile struct {
+	c   *Config
+	err error
+	why string
+}
+
+// load reads the file beside the loop, which a disk that hangs must not hold up.
+func (s *Site) load(why string) chan loadedFile {
+	done := make(chan loadedFile, 1)
+	go func() {
+		c, err := Load(s.o.File)
+		done <- loadedFile{c, err, why}
+	}()
+	return done
+}
+
+// takeOver takes a file over that was read again. One with an error changes nothing.
+func (s *Site) takeOver(f loadedFile) {
+	if f.err != nil {
+		s.log.Error("the site file is not taken over; everything runs on as it was", "error", f.err)
 		s.mu.Lock()
-		s.reloadErr = err.Error()
+		s.reloadErr = f.err.Error()
 		s.mu.Unlock()
 		return
 	}
-	started, stopped, kept := s.apply(c)
+	started, stopped, kept := s.apply(f.c)
 	s.mu.Lock()
 	s.loaded, s.reloadErr = time.Now(), ""
 	s.reloads++
 	s.mu.Unlock()
-	s.log.Info("site file loaded", "because", why, "started", started, "stopped", stopped, "untouched", kept)
+	s.log.Info("site file loaded", "because", f.why, "started", started, "stopped", stopped, "untouched", kept)
 }
 
 // apply makes the stages those of c. Stages whose specification is the same are not touched.
