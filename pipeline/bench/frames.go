@@ -347,7 +347,7 @@ func (r *FramesResult) judge() {
 			goal(fmt.Sprintf("wake p99 at %d/s, × bare futex", w.Rate), w.RatioP99, 1.5, false)
 		}
 	}
-	goal("stream, × memcpy", r.Stream.Ratio, 0.6, true)
+	r.Goals = append(r.Goals, r.Stream.goals()...)
 	goal("frames lost in the stream", float64(r.Stream.Lost), 0, false)
 }
 

@@ -273,6 +273,15 @@ func (o Packets) streamRound(ctx context.Context, kind string, readers int, d ti
 	return results, nil
 }
 
+// goals are the stream's two: what a reader gets of the memory's bandwidth, and what sharing leaves of what as many processors can copy.
+func (s *Stream) goals() []Goal {
+	const least = 0.6
+	return []Goal{
+		{Name: "stream: delivered, × one memcpy", Value: s.Ratio, Limit: least, Least: true, Met: s.Ratio >= least},
+		{Name: "stream: copied, × parallel memcpy", Value: s.ParallelRatio, Limit: least, Least: true, Met: s.ParallelRatio >= least},
+	}
+}
+
 // write prints the stream as a table; unit is what it is made of.
 func (s *Stream) write(out io.Writer, unit string) {
 	fmt.Fprintf(out, "\nSTREAM: 1 writer, %d readers, %ss of %d KiB, no loss allowed (%d lost). Delivered: what the readers copied out; memcpy: one\n"+
