@@ -135,8 +135,9 @@ func (w *FrameWriter) acquire(ctx context.Context) (FrameSlot, error) {
 }
 
 // Announce wakes the subscribers that sleep, because the acquired slot will be published within about announced (100 µs): their
-// wake-up, which takes longer than the copy of a picture within a GPU, then overlaps that copy. Call it when the copy has been queued.
-// Readers that do not know of it see a wake without a frame, which futexes may always give, and sleep on. It does not block.
+// wake-up, which takes longer than the copy of a picture within a GPU, then overlaps that copy. Call it when nothing
+// but that copy is left to do. Readers that do not know of it see a wake without a frame, which futexes may always give, and sleep on.
+// It does not block.
 func (w *FrameWriter) Announce() {
 	if w.open {
 		_ = shm.Guard(func() { shm.FutexWake(low32(&w.ring.block.hdr.globalSeq)) }) // Publish reports what is wrong with the memory
