@@ -53,7 +53,7 @@ func (c *gsoConn) WriteMsgUDP(b, oob []byte, peer *net.UDPAddr) (int, int, error
 	full := size > 0 && len(b)%size == 0 && len(b)+size > quicBatch && len(b) <= gsoMost
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if size == 0 || len(c.held)+len(b) > gsoMost || !bytes.Equal(oob, c.oob) {
+	if len(c.held) > 0 && (size == 0 || len(c.held)+len(b) > gsoMost || !bytes.Equal(oob, c.oob) || c.peer.AddrPort() != peer.AddrPort()) {
 		c.flush()
 	}
 	if c.err != nil {
