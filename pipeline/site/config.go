@@ -4,14 +4,15 @@ package site
 import (
 	"cmp"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
-// Config is a site file. The tags are the one home of its schema: yaml names a field, doc explains it, enum and min bound it, secret marks what
-// must not stand in the file in clear. The decoder, the JSON Schema and the reference in docs/site.md come from here.
+// Config is a site file. The tags are the one home of its schema: yaml names a field, doc explains it, default is its value where the
+// file says nothing, enum and min bound it, secret marks what must not stand in the file in clear. The decoder, the JSON Schema and the reference in docs/site.md come from here.
 type Config struct {
 	RuntimeDir string             `yaml:"runtime_dir" doc:"Folder of the control sockets; --runtime-dir wins. Read once, when the site starts."`
 	Group      string             `yaml:"group" doc:"Unix group that may open sockets and rings; none = the owner alone. --group wins. Read once."`
@@ -156,47 +157,31 @@ const (
 	maxCameras = 1000
 )
 
-func defaultStream() Stream {
-	return Stream{Enabled: true, Transport: "auto", Timeout: Duration(10 * time.Second), Audio: true, PacketSlots: 1024, PacketBytes: 16 << 20,
-		Protocol: 4, Decode: "off", FrameSlots: 4, Policy: "drop-oldest", Isolation: "none"}
-}
-
-func defaultSub() *Stream {
-	s := defaultStream()
-	s.Audio = false
-	return &s
-}
-
-func defaultRecord() *Record {
-	return &Record{Segment: Duration(time.Minute), Post: Duration(10 * time.Second), Longest: Duration(10 * time.Minute),
-		Fsync: "never", Audio: true, Isolation: "none"}
+// withDefaults is a block of which the file says nothing.
+func withDefaults[T any]() *T {
+	v := new(T)
+	setDefaults(reflect.ValueOf(v).Elem())
+	return v
 }
 
 func defaultConfig() *Config {
-	return &Config{Defaults: Camera{Stream: defaultStream()}, Cameras: map[string]*Camera{}}
+	return &Config{Defaults: *withDefaults[Camera](), Cameras: map[string]*Camera{}}
 }
 
-// fresh is what a block that appears in the file for the first time begins with, by type.
-func fresh(v any) any {
-	switch v.(type) {
-	case *Stream:
-		return defaultSub()
-	case *Record:
-		return defaultRecord()
-	case *Relay:
-		return &Relay{Listen: ":8554", Isolation: "none"}
-	case *HTTP:
-		return &HTTP{Listen: "127.0.0.1:9464"}
-	case *Retention:
-		return &Retention{}
-	case *Infer:
-		return &Infer{InFlight: 2, Latency: Duration(time.Second), Threshold: 2, Tensors: "numbers", ResultsSize: 100 << 20, Isolation: "none"}
-	case *Rule:
-		return &Rule{}
-	case *Push:
-		return &Push{Isolation: "none"}
+func defaultSub() *Stream {
+	s := withDefaults[Stream]()
+	s.Audio = false
+	return s
+}
+
+// fresh is a pointer to what a block that appears in the file for the first time begins with, by type.
+func fresh(block reflect.Type) reflect.Value {
+	if block == reflect.TypeFor[Stream]() {
+		return reflect.ValueOf(defaultSub())
 	}
-	return nil
+	v := reflect.New(block)
+	setDefaults(v.Elem())
+	return v
 }
 
 // clone copies a stream so that nothing is shared.

@@ -340,7 +340,7 @@ func (d *decoder) field(v reflect.Value, e entry, path string, depth int) {
 			return
 		}
 		if f.IsNil() {
-			f.Set(reflect.ValueOf(fresh(f.Interface())))
+			f.Set(fresh(f.Type().Elem()))
 		}
 		f = f.Elem()
 	}

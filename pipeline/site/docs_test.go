@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -121,33 +122,34 @@ func TestDocs(t *testing.T) {
 	require.NotZero(t, examples)
 }
 
-// The defaults that the tags tell are those that a file without the field has.
+// Every block begins with the values that its tags tell, those of its own type.
 func TestDefaults(t *testing.T) {
-	values := map[reflect.Type]any{
-		reflect.TypeFor[Stream](): defaultStream(), reflect.TypeFor[Record](): *defaultRecord(),
-		reflect.TypeFor[Relay](): *fresh(&Relay{}).(*Relay), reflect.TypeFor[HTTP](): *fresh(&HTTP{}).(*HTTP),
-		reflect.TypeFor[Infer](): *fresh(&Infer{}).(*Infer), reflect.TypeFor[Rule](): *fresh(&Rule{}).(*Rule), reflect.TypeFor[Push](): *fresh(&Push{}).(*Push),
-	}
-	for typ, value := range values {
+	require.Equal(t, Stream{Enabled: true, Transport: "auto", Timeout: Duration(10 * time.Second), Audio: true, PacketSlots: 1024, PacketBytes: 16 << 20,
+		Protocol: 4, Decode: "off", FrameSlots: 4, Policy: "drop-oldest", Isolation: "none"}, defaultConfig().Defaults.Stream)
+	require.False(t, defaultSub().Audio)
+	require.Equal(t, &Record{Segment: Duration(time.Minute), Post: Duration(10 * time.Second), Longest: Duration(10 * time.Minute), Fsync: "never", Audio: true,
+		Isolation: "none"}, withDefaults[Record]())
+	require.Equal(t, &Infer{InFlight: 2, Latency: Duration(time.Second), Threshold: 2, Tensors: "numbers", ResultsSize: 100 << 20, Isolation: "none"}, withDefaults[Infer]())
+	blocks := 0
+	var walk func(typ reflect.Type)
+	walk = func(typ reflect.Type) {
+		blocks++
+		fresh(typ)
 		for i := range typ.NumField() {
-			f := typ.Field(i)
-			want := f.Tag.Get("default")
-			if want == "" {
-				continue
+			switch f := typ.Field(i); {
+			case f.Tag.Get("yaml") == "":
+			case f.Type.Kind() == reflect.Struct:
+				walk(f.Type)
+			case f.Type.Kind() == reflect.Pointer, f.Type.Kind() == reflect.Map:
+				for f.Type.Kind() != reflect.Struct {
+					f.Type = f.Type.Elem()
+				}
+				walk(f.Type)
 			}
-			got := fmt.Sprint(reflect.ValueOf(value).Field(i).Interface())
-			switch v := reflect.ValueOf(value).Field(i).Interface().(type) {
-			case Duration:
-				d, err := ParseDuration(want)
-				require.NoError(t, err)
-				require.EqualValues(t, d, v, f.Name)
-				continue
-			case Size:
-				got = FormatSize(int64(v))
-			}
-			require.Equal(t, want, got, "%s.%s", typ.Name(), f.Name)
 		}
 	}
+	walk(reflect.TypeFor[Config]())
+	require.Greater(t, blocks, 10)
 }
 
 func TestSchema(t *testing.T) {

@@ -38,6 +38,31 @@ func (d *decoder) scalar(f reflect.Value, sf reflect.StructField, n ast.Node, pa
 	if sf.Tag.Get("secret") != "" && text != "" && !secret {
 		return fmt.Errorf("a secret must not stand in this file: write %s: ${VARIABLE}, or %s_file with the name of a file", sf.Tag.Get("yaml"), sf.Tag.Get("yaml"))
 	}
+	if _, ok := f.Addr().Interface().(*string); ok {
+		d.raw[path] = raw
+	}
+	return setText(f, sf, text)
+}
+
+// setDefaults sets the fields of a struct to what their tags say.
+func setDefaults(v reflect.Value) {
+	for i := range v.NumField() {
+		sf := v.Type().Field(i)
+		if sf.Tag.Get("yaml") == ",inline" {
+			setDefaults(v.Field(i))
+		}
+		text, ok := sf.Tag.Lookup("default")
+		if !ok {
+			continue
+		}
+		if err := setText(v.Field(i), sf, text); err != nil {
+			panic(fmt.Sprintf("default of %s.%s: %v", v.Type(), sf.Name, err)) // a tag of this package
+		}
+	}
+}
+
+// setText sets the field f to a value as it is written.
+func setText(f reflect.Value, sf reflect.StructField, text string) error {
 	enum := sf.Tag.Get("enum")
 	if text == "false" && strings.HasPrefix(enum, "off|") { // off is a boolean in YAML 1.1
 		text = "off"
@@ -48,7 +73,6 @@ func (d *decoder) scalar(f reflect.Value, sf reflect.StructField, n ast.Node, pa
 	switch p := f.Addr().Interface().(type) {
 	case *string:
 		*p = text
-		d.raw[path] = raw
 	case *bool:
 		switch text {
 		case "true", "yes", "on":
