@@ -13,7 +13,7 @@ import (
 
 // Bounds of time. A peer that is slower than these is cut off; nobody else waits for it.
 const (
-	handshakeTimeout = 10 * time.Second // CLIENT_HELLO and its answer
+	handshakeTimeout = 5 * time.Second  // CLIENT_HELLO and its answer
 	headTimeout      = 5 * time.Second  // header and metadata of a stream that has begun
 	bodyTimeout      = 20 * time.Second // the body behind it: 32 MiB at 13 Mbit/s
 	writeTimeout     = 10 * time.Second // one message, while the peer does not read

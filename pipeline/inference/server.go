@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cfpipe/cfpipe/internal/lobby"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/lz4codec"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
@@ -33,7 +34,7 @@ type ServerOptions struct {
 
 const (
 	defaultMaxBody  = 16 << 20 // a 1280×1280×3 fp32 picture is 19 MB, 1024×1024×3 is 12.6 MB; it also bounds what a view keeps
-	maxAnonymous    = 64       // connections beside the sessions, in their handshake
+	maxStrangers    = 32       // connections without a session: before it, for as long as a handshake may take, and after it
 	cacheEntries    = 64
 	cacheBytes      = 1 << 20 // camera blocks and tile layouts are small
 	cacheNamespaces = 4
@@ -97,7 +98,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	slots := make(chan struct{}, s.maxSessions()+maxAnonymous)
+	strangers := lobby.New(maxStrangers, func(c session.Conn) { _ = c.CloseWithError(uint64(nnrp.CodeServerBusy), "server_busy") })
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -115,15 +116,10 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 			return err
 		}
-		select {
-		case slots <- struct{}{}:
-		default:
-			_ = conn.CloseWithError(uint64(nnrp.CodeServerBusy), "server_busy")
-			continue
-		}
+		strangers.Enter(conn)
 		wg.Go(func() {
-			s.serve(ctx, conn, policy)
-			<-slots
+			s.serve(ctx, conn, policy, strangers)
+			strangers.Leave(conn)
 		})
 	}
 }
@@ -134,11 +130,24 @@ func (s *Server) Close() error {
 	return s.l.Close()
 }
 
-func (s *Server) maxSessions() int {
-	if s.o.Scheduler.MaxSessions > 0 {
-		return s.o.Scheduler.MaxSessions
+// guest hands the session of a connection to the scheduler. Only while it lasts is the connection none of the strangers.
+type guest struct {
+	*Scheduler
+	conn      session.Conn
+	strangers *lobby.Lobby[session.Conn]
+}
+
+func (g *guest) Opened(s *session.Session) error {
+	err := g.Scheduler.Opened(s)
+	if err == nil {
+		g.strangers.Leave(g.conn)
 	}
-	return 64
+	return err
+}
+
+func (g *guest) Ended(s *session.Session) {
+	g.Scheduler.Ended(s)
+	g.strangers.Enter(g.conn)
 }
 
 func (s *Server) policy() (session.Policy, error) {
@@ -172,10 +181,10 @@ func (s *Server) policy() (session.Policy, error) {
 	return p, nil
 }
 
-func (s *Server) serve(ctx context.Context, conn session.Conn, p session.Policy) {
+func (s *Server) serve(ctx context.Context, conn session.Conn, p session.Policy, strangers *lobby.Lobby[session.Conn]) {
 	var id uint32
 	start := time.Now()
-	err := session.Serve(ctx, conn, s.sched, session.ServerOptions{Policy: p, Logger: s.o.Logger, SessionID: func(requested uint32) uint32 {
+	err := session.Serve(ctx, conn, &guest{s.sched, conn, strangers}, session.ServerOptions{Policy: p, Logger: s.o.Logger, SessionID: func(requested uint32) uint32 {
 		id = s.grant(requested)
 		return id
 	}})

@@ -328,3 +328,31 @@ func TestUnfoldingIsBounded(t *testing.T) {
 		require.ErrorIs(t, await(t, c).Err, nnrp.ErrLimitExceeded, name)
 	}
 }
+
+// Peers that connect and say nothing hold no place of those who have a token: the oldest of them goes.
+func TestStrangersHoldNoPlace(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	token := []byte("a-token-of-the-runtime")
+	s := start(t, ServerOptions{Engine: newSumEngine(), Token: token, Scheduler: SchedulerOptions{MaxSessions: 1}})
+	connect := func() session.Conn {
+		conn, err := quictransport.Dial(t.Context(), "nnrps://"+s.Addr().String(), quictransport.Trust{Fingerprint: s.Fingerprint()})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.CloseWithError(0, "") })
+		return conn
+	}
+	first := connect()
+	for range 70 { // more than the sessions and the strangers there is room for
+		connect()
+	}
+	<-first.Done()
+	c, err := dial(t, s, session.ClientOptions{Hello: nnrp.ClientHello{Auth: token}})
+	require.NoError(t, err)
+	for range maxStrangers + 1 { // nor do they push out a session
+		connect()
+	}
+	require.NotEqual(t, session.Closed, c.State())
+	require.NoError(t, c.Close(t.Context()))
+	_, err = dial(t, s, session.ClientOptions{Hello: nnrp.ClientHello{Auth: []byte("another token")}})
+	require.ErrorIs(t, err, nnrp.ErrAuthFailed)
+}

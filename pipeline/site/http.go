@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/net/netutil"
 
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/av"
@@ -25,8 +24,9 @@ import (
 
 // Bounds of the API: it serves a monitoring system and some people.
 const (
-	httpConns     = 64
+	httpConns     = 64 // that are silent, and as many again with a request at work
 	httpHeader    = 8 << 10
+	httpPatience  = 5 * time.Second  // for a request to come, its body included
 	httpTimeout   = 30 * time.Second // of a whole answer: a scrape of 200 cameras, a snapshot
 	httpSnapshots = 2                // made at a time: each decodes up to a keyframe interval
 	snapshotWait  = 5 * time.Second
@@ -85,13 +85,14 @@ func (a *api) serve(ctx context.Context, h HTTP) error {
 	if a.onServe != nil {
 		a.onServe(l.Addr())
 	}
+	door := newDoor()
 	server := &http.Server{
-		Handler: a.site.handler(h.Token), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: httpTimeout,
-		IdleTimeout: time.Minute, MaxHeaderBytes: httpHeader,
+		Handler: a.site.handler(h.Token, door), ReadTimeout: httpPatience, WriteTimeout: httpTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: httpHeader,
 	}
+	door.watch(server)
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	err = server.Serve(netutil.LimitListener(l, httpConns))
+	err = server.Serve(l)
 	_ = server.Close() // also where the listener has failed: nobody is left to serve those who are connected
 	if ctx.Err() == nil {
 		return err
@@ -100,7 +101,7 @@ func (a *api) serve(ctx context.Context, h HTTP) error {
 }
 
 // handler is the whole API behind the token.
-func (s *Site) handler(token string) http.Handler {
+func (s *Site) handler(token string, door *door) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(&siteCollector{site: s}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
@@ -126,10 +127,12 @@ func (s *Site) handler(token string) http.Handler {
 				text, challenge = wrongToken, challenge+`, error="invalid_token"`
 			}
 			w.Header().Set("WWW-Authenticate", challenge)
+			w.Header().Set("Connection", "close")
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // nor is its body waited for
 			fail(w, http.StatusUnauthorized, text)
 			return
 		}
-		route(mux, w, r)
+		door.admit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { route(mux, w, r) }), w, r)
 	})
 }
 

@@ -205,10 +205,13 @@ func (a *recordingsAPI) export(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if !a.take(w) {
-		return
+	head := r.Method == http.MethodHead
+	if !head {
+		if !a.take(w) {
+			return
+		}
+		defer func() { <-a.slots }()
 	}
-	defer func() { <-a.slots }()
 	x := a.open(w, a.library())
 	if x == nil {
 		return
@@ -224,6 +227,10 @@ func (a *recordingsAPI) export(w http.ResponseWriter, r *http.Request) {
 	out.begin = func() {
 		w.Header().Set("Content-Type", exportTypes[format])
 		w.Header().Set("Content-Disposition", `attachment; filename="`+name+`"`)
+	}
+	if head && len(files) > 0 { // no more than that is looked at
+		out.begin()
+		return
 	}
 	_, err = recordings.Export(r.Context(), recordings.ExportOptions{Files: files, From: from, To: to, Format: format, Out: out, Logger: a.site.log})
 	if err == nil {
@@ -300,9 +307,7 @@ type longAnswer struct {
 }
 
 func newLongAnswer(w http.ResponseWriter) *longAnswer {
-	a := &longAnswer{ResponseWriter: w, c: http.NewResponseController(w)}
-	_ = a.c.SetReadDeadline(time.Time{}) // the request is read: what is read now tells that the client has gone
-	return a
+	return &longAnswer{ResponseWriter: w, c: http.NewResponseController(w)}
 }
 
 func (a *longAnswer) Write(b []byte) (int, error) {

@@ -246,8 +246,18 @@ func TestExportBounds(t *testing.T) {
 		require.Equal(t, 503, w.Code, path)
 		require.NotEmpty(t, w.Header().Get("Retry-After"))
 	}
-	<-a.slots
+	// HEAD reads no recording, and so needs no place.
 	w := httptest.NewRecorder()
+	m.ServeHTTP(w, httptest.NewRequest("HEAD", target, nil))
+	require.Equal(t, 200, w.Code)
+	require.Equal(t, "video/mp4", w.Header().Get("Content-Type"))
+	require.Contains(t, w.Header().Get("Content-Disposition"), h.key("a"))
+	require.Zero(t, w.Body.Len())
+	w = httptest.NewRecorder()
+	m.ServeHTTP(w, httptest.NewRequest("HEAD", target+"&to=-50m", nil))
+	require.Equal(t, 404, w.Code)
+	<-a.slots
+	w = httptest.NewRecorder()
 	m.ServeHTTP(w, httptest.NewRequest("GET", target, nil))
 	require.Equal(t, 200, w.Code)
 	whole := w.Body.Len()

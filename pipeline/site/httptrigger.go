@@ -28,12 +28,7 @@ func (s *Site) serveTrigger(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, "no such camera")
 		return
 	}
-	request, err := readTrigger(http.MaxBytesReader(w, r.Body, maxTrigger))
-	var long *http.MaxBytesError
-	if errors.As(err, &long) {
-		fail(w, http.StatusRequestEntityTooLarge, "the body is too long")
-		return
-	}
+	request, err := readTrigger(r.Body)
 	if err != nil {
 		fail(w, http.StatusBadRequest, err.Error())
 		return

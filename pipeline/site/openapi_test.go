@@ -127,7 +127,7 @@ func TestOpenAPI(t *testing.T) {
 	doc := readOpenAPI(t)
 	s := &Site{config: defaultConfig(), keeper: newKeeper(nil), runtimeDir: t.TempDir()}
 	s.turned.Store(time.Now().UnixNano())
-	handler := s.handler(testToken)
+	handler := s.handler(testToken, newDoor())
 	require.Len(t, doc.Paths, 11)
 	for path, methods := range doc.Paths {
 		require.Len(t, methods, 1)

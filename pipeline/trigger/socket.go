@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/lobby"
 	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
@@ -50,9 +51,8 @@ type Server struct {
 	path string
 	wg   sync.WaitGroup
 
-	mu     sync.Mutex
-	closed bool
-	conns  []*net.UnixConn // those that have not asked yet, oldest first
+	conns  *lobby.Lobby[*net.UnixConn] // those that have not asked yet
+	closed sync.Once
 }
 
 // Listen makes the socket and serves it until Close. What recorders of the key that were killed have left is removed.
@@ -65,6 +65,7 @@ func Listen(o ListenOptions) (*Server, error) {
 		return nil, fmt.Errorf("events of %s: %w", o.Key, err)
 	}
 	s := &Server{o: o, log: o.Logger, path: filepath.Join(dir, o.Key+"."+strings.ToLower(rand.Text()[:8])+suffix)}
+	s.conns = lobby.New(maxConns, func(c *net.UnixConn) { c.Close() })
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -83,22 +84,15 @@ func Listen(o ListenOptions) (*Server, error) {
 }
 
 // Close ends the service and removes the socket. It is idempotent.
-func (s *Server) Close() error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return nil
-	}
-	s.closed = true
-	for _, c := range s.conns {
-		c.Close()
-	}
-	s.mu.Unlock()
-	err := s.l.Close()
-	s.wg.Wait()
-	if rerr := os.Remove(s.path); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
-		err = errors.Join(err, rerr)
-	}
+func (s *Server) Close() (err error) {
+	s.closed.Do(func() {
+		err = s.l.Close()
+		s.conns.Close()
+		s.wg.Wait()
+		if rerr := os.Remove(s.path); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	})
 	return err
 }
 
@@ -108,7 +102,8 @@ func (s *Server) accept() {
 		c, err := s.l.AcceptUnix()
 		if err == nil {
 			pause = 0
-			s.welcome(c)
+			s.conns.Enter(c)
+			s.wg.Go(func() { s.serve(c) })
 			continue
 		}
 		if errors.Is(err, net.ErrClosed) {
@@ -122,28 +117,12 @@ func (s *Server) accept() {
 	}
 }
 
-// welcome serves a connection, in the place of the oldest one when there are too many.
-func (s *Server) welcome(c *net.UnixConn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		c.Close()
-		return
-	}
-	if len(s.conns) == maxConns {
-		s.conns[0].Close()
-		s.conns = append(s.conns[:0], s.conns[1:]...)
-	}
-	s.conns = append(s.conns, c)
-	s.wg.Go(func() { s.serve(c) })
-}
-
 func (s *Server) serve(c *net.UnixConn) {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(patience))
 	var r Request
 	line, err := readLine(c)
-	if s.asked(c); len(line) == 0 && err != nil {
+	if s.conns.Leave(c); len(line) == 0 && err != nil {
 		return // looked whether somebody listens, or said nothing
 	}
 	if err == nil {
@@ -167,18 +146,6 @@ func (s *Server) serve(c *net.UnixConn) {
 	b, err := json.Marshal(reply)
 	if err == nil {
 		_, _ = c.Write(append(b, '\n')) // the client may have gone: what it asked for is done all the same
-	}
-}
-
-// asked takes a connection off the list of those that are silent.
-func (s *Server) asked(c *net.UnixConn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i, x := range s.conns {
-		if x == c {
-			s.conns = append(s.conns[:i], s.conns[i+1:]...)
-			return
-		}
 	}
 }
 
