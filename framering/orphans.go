@@ -15,6 +15,18 @@ type Orphan struct {
 	Bytes int64
 }
 
+// Key is the key that the ring is of; in quotes where the file's name holds none.
+func (o Orphan) Key() string {
+	name := strings.TrimPrefix(o.Name, shm.Prefix)
+	if key, ok := strings.CutSuffix(name, "-packets"); ok && o.Of(key) {
+		name = key
+	}
+	if CheckKey(name) != nil {
+		return fmt.Sprintf("%q", name)
+	}
+	return name
+}
+
 // Of says whether the ring is one of a key.
 func (o Orphan) Of(key string) bool { return o.Name == ShmName(key) || o.Name == PacketShmName(key) }
 

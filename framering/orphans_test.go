@@ -40,6 +40,10 @@ func TestOrphansAreThoseOfDeadPublishersAlone(t *testing.T) {
 	require.EqualValues(t, 8192, n)
 	require.NoFileExists(t, filepath.Join(shm.Dir, dead))
 
+	require.Equal(t, "cam1", Orphan{Name: ShmName("cam1")}.Key())
+	require.Equal(t, "cam1", Orphan{Name: PacketShmName("cam1")}.Key())
+	require.Equal(t, `"\x1b[2J"`, Orphan{Name: shm.Prefix + "\x1b[2J"}.Key(), "a file that anybody may have made")
+
 	_, err = RemoveOrphan("../etc/passwd")
 	require.Error(t, err)
 }

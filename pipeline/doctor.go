@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,7 +15,6 @@ import (
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/av"
-	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 // FindingStatus says how much a Finding matters.
@@ -172,9 +172,6 @@ func udpFinding(proc string) Finding {
 	return f
 }
 
-// orphansNamed is how many orphans stand in a finding by name.
-const orphansNamed = 20
-
 // orphansFinding: rings of killed publishers take space until their key is published again.
 func orphansFinding() Finding {
 	f := Finding{Name: "orphaned rings", Status: FindingOK, Detail: "none"}
@@ -187,16 +184,15 @@ func orphansFinding() Finding {
 		return f
 	}
 	var bytes int64
-	var names []string
+	var keys []string
 	for _, o := range list {
 		bytes += o.Bytes
-		names = append(names, strings.TrimPrefix(o.Name, shm.Prefix))
-	}
-	if more := len(names) - orphansNamed; more > 0 {
-		names = append(names[:orphansNamed], fmt.Sprintf("%d more", more))
+		if k := o.Key(); !slices.Contains(keys, k) {
+			keys = append(keys, k)
+		}
 	}
 	f.Status = FindingWarn
-	f.Detail = fmt.Sprintf("%d left by killed publishers, %s: %s", len(list), mebibytes(bytes), strings.Join(names, ", "))
+	f.Detail = fmt.Sprintf("%d left by killed publishers, %s, of the keys %s", len(list), mebibytes(bytes), strings.Join(keys, ", "))
 	f.Remedy = "publish their keys again, or remove them: cfpipe doctor --clean, or --clean KEY… for some"
 	return f
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/shm"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/packetring"
@@ -421,6 +422,28 @@ func TestBehindEnd(t *testing.T) {
 		_, behind := behindEnd(now.Add(c.dts).UnixNano(), now, now.Add(c.end), c.past)
 		require.Equal(t, c.behind, behind, name)
 	}
+}
+
+// How far back the ring of a dead publisher reaches says nothing of its successor's.
+func TestDeadRingHasNoReach(t *testing.T) {
+	dir, key := place(t)
+	n := publishNumbered(t, dir, key, 1000)
+	n.older(t, 4*time.Second)
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if viewRing(key).reach == 0 {
+			return errors.New("no second keyframe yet")
+		}
+		return nil
+	})
+	b, err := os.ReadFile(filepath.Join(shm.Dir, framering.PacketShmName(key)))
+	require.NoError(t, err)
+	left := filepath.Join(shm.Dir, framering.PacketShmName(key+"-dead")) // nobody locks or maps it: what a kill leaves
+	require.NoError(t, os.WriteFile(left, b, 0o600))
+	t.Cleanup(func() { os.Remove(left) })
+	s, err := packetring.Inspect(framering.PacketShmName(key + "-dead"))
+	require.NoError(t, err)
+	require.NotEmpty(t, s.Packets)
+	require.Zero(t, viewRing(key+"-dead"))
 }
 
 func TestRingReach(t *testing.T) {
