@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 // Pattern is a file name with strftime conversions and %{key}.
@@ -75,8 +77,8 @@ func (p *Pattern) expand(t time.Time) (string, error) {
 }
 
 // Create makes the file of a segment that begins at t (local time names it), and the folders above it. A file that exists is
-// never touched: the new one gets a number in front of its extension. The file is locked (flock) as long as it is open, by
-// which others tell a file that is being written.
+// never touched: the new one gets a number in front of its extension. The file is locked (fcntl's F_OFD_SETLK) as long as it is
+// open, by which others tell a file that is being written: see InUse.
 func (p *Pattern) Create(t time.Time) (*os.File, error) {
 	path, err := p.expand(t.Local())
 	if err != nil {
@@ -94,7 +96,7 @@ func (p *Pattern) Create(t time.Time) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("create recording: %w", err)
 		}
-		lock(f)
+		_ = shm.LockFile(f) // advice to others: a file system without locks records as well
 		return f, nil
 	}
 	return nil, fmt.Errorf("create recording: %s and %d numbered names after it exist", path, maxNameTries)
@@ -133,32 +135,12 @@ func createIn(path string) (f *os.File, err error) {
 	return nil, err
 }
 
-// lockTries outlast those who ask with InUse, which holds the lock for a moment.
-const lockTries = 20
-
-// lock is advice to others: a file system without locks records as well.
-func lock(f *os.File) {
-	for range lockTries {
-		if err := flock(f); !errors.Is(err, syscall.EWOULDBLOCK) {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
-func flock(f *os.File) error {
-	c, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var lockErr error
-	err = c.Control(func(fd uintptr) { lockErr = syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB) })
-	return errors.Join(err, lockErr)
-}
-
-// InUse says whether a recorder holds the lock of a file that it writes. The lock is taken to see that, and goes with f. A file system without
+// InUse says whether a recorder holds the lock of a file that it writes. Asking takes nothing: any number may ask at once. A file system without
 // locks has no open files that could be told.
-func InUse(f *os.File) bool { return errors.Is(flock(f), syscall.EWOULDBLOCK) }
+func InUse(f *os.File) bool {
+	locked, err := shm.FileLocked(f)
+	return err == nil && locked
+}
 
 // syncDir makes the names in a folder survive a loss of power.
 func syncDir(path string) error {

@@ -534,13 +534,18 @@ func TestPattern(t *testing.T) {
 		f, err := p.Create(at)
 		require.NoError(t, err)
 		names = append(names, strings.TrimPrefix(f.Name(), dir))
-		// a file being written is locked
+		// a file being written is locked, whoever asks
 		other, err := os.Open(f.Name())
 		require.NoError(t, err)
-		require.ErrorIs(t, syscall.Flock(int(other.Fd()), syscall.LOCK_EX|syscall.LOCK_NB), syscall.EWOULDBLOCK)
+		another, err := os.Open(f.Name())
+		require.NoError(t, err)
+		require.True(t, InUse(other))
+		require.True(t, InUse(another))
 		require.NoError(t, f.Close())
-		require.NoError(t, syscall.Flock(int(other.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
+		require.False(t, InUse(other))
+		require.False(t, InUse(another), "asking takes no lock")
 		require.NoError(t, other.Close())
+		require.NoError(t, another.Close())
 	}
 	require.Equal(t, []string{"/a.b/0705.mp4", "/a.b/0705-2.mp4", "/a.b/0705-3.mp4"}, names)
 

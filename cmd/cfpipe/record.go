@@ -32,7 +32,7 @@ func newRecordCommand(o *globalOptions) *cobra.Command {
 
 PATTERN is the name of a file with strftime conversions (local time of the first picture; %f is milliseconds, %s Unix
 seconds) and %{key}. Missing folders are made, and a file that exists is never overwritten: the new one gets a number
-("-2") in front of its extension. The file that is being written has its final name, is locked (flock) and can be played;
+("-2") in front of its extension. The file that is being written has its final name, is locked (fcntl's F_OFD_SETLK) and can be played;
 it is complete when it is reported.
 
 A file begins at a keyframe. The next one begins at the first keyframe after --segment, after a gap, and when the size or the

@@ -13,7 +13,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/internal/shm"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/mux"
 )
 
 // shelf is a folder of recordings made by hand.
@@ -90,9 +92,13 @@ func TestRetentionRemovesNothingElse(t *testing.T) {
 	require.NoError(t, os.Symlink(filepath.Join(outside, "05.mp4"), filepath.Join(s.dir, "rec/a/2026-01-01/05.mp4")))
 	require.NoError(t, os.MkdirAll(filepath.Join(s.dir, "rec/a/2026-01-01/06.mp4"), 0o755))
 	keep = append(keep, "a/2026-01-03", "a/2026-01-01/05.mp4")
-	open, err := os.Open(s.put("a/2026-01-01/07.mp4", 48*time.Hour))
+	open, err := os.OpenFile(s.put("a/2026-01-01/07.mp4", 48*time.Hour), os.O_WRONLY, 0)
 	require.NoError(t, err)
-	require.NoError(t, syscall.Flock(int(open.Fd()), syscall.LOCK_EX))
+	require.NoError(t, shm.LockFile(open))
+	listed, err := os.Open(filepath.Join(s.dir, "rec/a/2026-01-01/00.mp4")) // by somebody who asks whether it is open
+	require.NoError(t, err)
+	defer listed.Close()
+	require.False(t, mux.InUse(listed))
 	keep = append(keep, "a/2026-01-01/07.mp4")
 	s.pass()
 	slices.Sort(keep)
