@@ -42,8 +42,8 @@ Where the codec or the size of the pictures changes, one file cannot hold both: 
 parts can be exported each by itself.
 
 FILE's extension says the format: .mp4 is fmp4, .mkv, .ts; with --format mp4 an ordinary MP4. FILE appears when it is complete; until then it is
-FILE.part, which goes away when the command fails or is stopped (status 1). A file that exists is kept unless --force is given. With -o - it
-goes to standard output (fmp4, mkv or ts).` + "\n" + timesHelp + exitStatusHelp,
+FILE.RANDOM.part, which goes away when the command fails or is stopped (status 1). A file that exists is kept unless --force is given. With -o -
+it goes to standard output (fmp4, mkv or ts).` + "\n" + timesHelp + exitStatusHelp,
 		Example: `  cfpipe recordings export door --from 12:00 --to 12:05 -o door.mp4
   cfpipe recordings export door --site /etc/cfpipe/site.yaml --from "2026-11-30 23:50" --to 2026-12-01 -o door.mkv
   cfpipe recordings export door --from -5m -o - --format ts | ffplay -`,

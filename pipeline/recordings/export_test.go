@@ -78,9 +78,7 @@ func TestExport(t *testing.T) {
 				require.NoError(t, err)
 				require.NotZero(t, info.Size())
 			}
-			left, err := filepath.Glob(filepath.Join(dir, "*.part"))
-			require.NoError(t, err)
-			require.Empty(t, left)
+			requireNoPart(t, dir)
 		})
 	}
 }
@@ -135,7 +133,7 @@ func TestExportGap(t *testing.T) {
 		require.ErrorIs(t, err, ErrNothing)
 		require.ErrorIs(t, err, os.ErrNotExist)
 		require.NoFileExists(t, filepath.Join(dir, "none.mp4"))
-		require.NoFileExists(t, filepath.Join(dir, "none.mp4.part"))
+		requireNoPart(t, dir)
 	}
 }
 
@@ -159,7 +157,7 @@ func TestExportChange(t *testing.T) {
 		_, err = ExportFile(t.Context(), path, false, o)
 		require.ErrorAs(t, err, &change)
 		require.NoFileExists(t, path)
-		require.NoFileExists(t, path+".part")
+		requireNoPart(t, dir)
 		o.To = change.At
 		_, err = ExportFile(t.Context(), path, true, o)
 		require.NoError(t, err)
@@ -168,6 +166,53 @@ func TestExportChange(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, os.Remove(path))
 	}
+}
+
+func requireNoPart(t *testing.T, dir string) {
+	t.Helper()
+	left, err := filepath.Glob(filepath.Join(dir, "*.part"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// Exports into one file at once touch neither each other nor a file of the user: the first that is complete makes it, the others fail unless
+// they replace it by force.
+func TestExportIntoOneFile(t *testing.T) {
+	s := camera(t, "320x180", 10, x264...)
+	dir := t.TempDir()
+	files := s.record(t, dir, "door", mux.FMP4, 3*time.Second, s.packets)
+	path := filepath.Join(dir, "out.mp4")
+	own := path + ".part"
+	require.NoError(t, os.WriteFile(own, []byte("precious"), 0o600))
+	for _, force := range []bool{false, true} {
+		var inner []byte
+		o := ExportOptions{Files: files, From: at(0), To: at(10), Progress: func(done float64) {
+			if done < 0.5 || inner != nil {
+				return
+			}
+			_, err := ExportFile(t.Context(), path, false, ExportOptions{Files: files, From: at(2), To: at(4)})
+			require.NoError(t, err)
+			inner, err = os.ReadFile(path)
+			require.NoError(t, err)
+			requireSame(t, moments(s.video.CodecID, mux.VideoTrack, s.between(2, 4)), readBack(t, path, mux.VideoTrack), ticks[mux.FMP4], "inner")
+		}}
+		_, err := ExportFile(t.Context(), path, force, o)
+		if force {
+			require.NoError(t, err)
+			requireSame(t, moments(s.video.CodecID, mux.VideoTrack, s.packets), readBack(t, path, mux.VideoTrack), ticks[mux.FMP4], "outer")
+		} else {
+			require.ErrorIs(t, err, ErrExists)
+			left, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(inner, left))
+		}
+		b, err := os.ReadFile(own)
+		require.NoError(t, err)
+		require.Equal(t, "precious", string(b))
+		require.NoError(t, os.Remove(path))
+	}
+	require.NoError(t, os.Remove(own))
+	requireNoPart(t, dir)
 }
 
 // What exists is not replaced, and a cancelled or failed export leaves nothing.
@@ -191,7 +236,7 @@ func TestExportFile(t *testing.T) {
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, "precious", string(b))
-	require.NoFileExists(t, path+".part")
+	requireNoPart(t, dir)
 
 	o.Out = failing{}
 	_, err = Export(t.Context(), ExportOptions{Files: files, From: at(0), To: at(10), Out: failing{}})
