@@ -88,8 +88,8 @@ func printRecordings(out io.Writer, files []recordings.File) error {
 				fmt.Fprintf(t, "\t%s\tnothing for %s\n", moment(gaps[0].From), length(gaps[0].To.Sub(gaps[0].From)))
 				gaps = gaps[1:]
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(f.Key), moment(f.Start), length(f.End.Sub(f.Start)), bytesText(f.Bytes),
-				count(f.Packets), count(f.Lost), orDash(f.Codecs()), f.State(), printable(f.Path))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cell(f.Key), moment(f.Start), length(f.End.Sub(f.Start)), bytesText(f.Bytes),
+				count(f.Packets), count(f.Lost), orDash(f.Codecs()), f.State(), cell(f.Path))
 		}
 		files = files[n:]
 	}

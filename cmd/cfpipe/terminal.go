@@ -26,6 +26,16 @@ func printable(s string) string {
 	}, s)
 }
 
+// cell is printable text for a table or a line, which a newline or a tab in it would break.
+func cell(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
+}
+
 // statusLine is a line of progress on a terminal; it writes nothing elsewhere.
 type statusLine struct {
 	w     io.Writer
@@ -38,7 +48,7 @@ func newStatusLine(w io.Writer) *statusLine { return &statusLine{w: w, on: isTer
 func (s *statusLine) show(text string) {
 	if s.on {
 		s.shown = true
-		fmt.Fprintf(s.w, "\r\x1b[K%s", printable(text))
+		fmt.Fprintf(s.w, "\r\x1b[K%s", cell(text))
 	}
 }
 

@@ -76,10 +76,11 @@ EXIT STATUS
 	return c
 }
 
+// triggerLine is what a recorder has said, who may be anybody that may open a socket there.
 func triggerLine(a trigger.Answer) string {
-	s := fmt.Sprintf("%s  recorder %d  %s", a.Key, a.PID, a.State)
+	s := fmt.Sprintf("%s  recorder %d  %s", cell(a.Key), a.PID, cell(string(a.State)))
 	if e := a.Event; e != nil {
-		s += "  event " + e.ID
+		s += "  event " + cell(e.ID)
 		if e.End != nil {
 			s += "  until " + e.End.Local().Format("15:04:05")
 		} else {

@@ -73,7 +73,8 @@ func Listen(o ListenOptions) (*Server, error) {
 		return nil, fmt.Errorf("events of %s: socket path %s has %d bytes, the kernel takes %d: choose a shorter runtime directory or key", o.Key, s.path,
 			len(s.path), shm.MaxSocketPath)
 	}
-	sweep(dir, o.Key)
+	left, _ := sockets(dir, o.Key)
+	sweep(left)
 	l, err := shm.ListenUnix(s.path, o.GID)
 	if err != nil {
 		return nil, fmt.Errorf("events of %s: %w", o.Key, err)
@@ -181,17 +182,20 @@ func dead(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist)
 }
 
-// sweep removes the sockets of recorders that were killed.
-func sweep(dir, key string) {
-	list, _ := sockets(dir, key)
+// sweep removes the sockets of recorders that were killed, and returns those of the living.
+func sweep(list []string) (living []string) {
 	for _, path := range list {
 		c, err := net.DialTimeout("unix", path, patience)
-		if err == nil {
-			c.Close()
-		} else if dead(err) {
+		switch {
+		case dead(err):
 			_ = os.Remove(path) // another's, where the folder is shared: it stays
+			continue
+		case err == nil:
+			c.Close()
 		}
+		living = append(living, path)
 	}
+	return living
 }
 
 // NoRecorderError says that nobody records a key on events. errors.Is(err, os.ErrNotExist).
@@ -219,6 +223,9 @@ func Send(ctx context.Context, runtimeDir, key string, r Request) ([]Answer, err
 	list, err := sockets(dir, key)
 	if err != nil {
 		return nil, fmt.Errorf("trigger %s: %w", key, err)
+	}
+	if len(list) > maxRecorders {
+		list = sweep(list)
 	}
 	if len(list) > maxRecorders {
 		return nil, fmt.Errorf("trigger %s: %d sockets of recorders in %s: %d are the most that are asked", key, len(list), dir, maxRecorders)

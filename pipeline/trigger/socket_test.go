@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -40,6 +41,24 @@ func serve(t *testing.T, dir, key string) (*Server, *atomic.Int64) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s, &asked
+}
+
+// However many dead recorders' sockets there are, the living are asked, and what the dead have left goes.
+func TestSendPastTheDead(t *testing.T) {
+	dir := place(t)
+	serve(t, dir, "cam")
+	for i := range maxRecorders {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, fmt.Sprintf("cam.%08d.event", i)), Net: "unix"})
+		require.NoError(t, err)
+		l.SetUnlinkOnClose(false)
+		require.NoError(t, l.Close())
+	}
+	took, err := Send(t.Context(), dir, "cam", Request{})
+	require.NoError(t, err)
+	require.Len(t, took, 1)
+	left, err := filepath.Glob(dir + "/*.event")
+	require.NoError(t, err)
+	require.Len(t, left, 1)
 }
 
 func TestSend(t *testing.T) {
