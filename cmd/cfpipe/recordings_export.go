@@ -158,7 +158,18 @@ func (x *exportFlags) tell(cmd *cobra.Command, log *slog.Logger, done recordings
 		}{x.out, done})
 	}
 	for _, g := range done.Gaps {
-		log.Warn("nothing is recorded there: the file has a gap", "from", g.From.Local().Format(time.RFC3339Nano), "for", g.To.Sub(g.From).Round(time.Millisecond))
+		from, to := g.From.Local().Format(time.RFC3339Nano), g.To.Local().Format(time.RFC3339Nano)
+		log := log.With("for", g.To.Sub(g.From).Round(time.Millisecond))
+		switch {
+		case g.LeftOut:
+			log.Warn("what is recorded there is left out: it cannot be joined to what is in front of it, or cannot be read", "from", from, "to", to)
+		case !g.To.After(done.Start):
+			log.Warn("nothing is recorded before: the file begins later than asked", "asked", from, "begins", to)
+		case !g.From.Before(done.End):
+			log.Warn("nothing is recorded after: the file ends earlier than asked", "ends", from, "asked", to)
+		default:
+			log.Warn("nothing is recorded there: the file has a gap", "from", from)
+		}
 	}
 	if x.out == "-" {
 		return nil

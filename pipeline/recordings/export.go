@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	// smallestGap is the least time without pictures that is told of: between two files of one recording there is none.
-	smallestGap = 250 * time.Millisecond
 	// maxStep bounds the interval of two access units that is taken for their rate.
 	maxStep = time.Second
 	// remembered is how many of the newest access units are compared where two files overlap: reordering spans 16 at the most.
@@ -41,26 +39,6 @@ func (e *ChangeError) Error() string {
 		e.After, at)
 }
 
-// Gap is a time of which there is no picture.
-type Gap struct {
-	From time.Time `json:"from"`
-	To   time.Time `json:"to"`
-}
-
-// Gaps finds the times between files, sorted by time, of one key.
-func Gaps(list []File) (gaps []Gap) {
-	var end time.Time
-	for _, f := range list {
-		if !end.IsZero() && f.Start.Sub(end) > smallestGap {
-			gaps = append(gaps, Gap{end, f.Start})
-		}
-		if f.End.After(end) {
-			end = f.End
-		}
-	}
-	return gaps
-}
-
 // ExportOptions describe an export. Files, To and Out must be set.
 type ExportOptions struct {
 	Files    []File // of one key, as List returns them
@@ -80,13 +58,14 @@ type Exported struct {
 	Packets      int       `json:"packets"`
 	AudioPackets int       `json:"audio_packets"`
 	Keyframes    int       `json:"keyframes"`
-	Gaps         []Gap     `json:"gaps"` // kept as they are: time goes on in the file
+	Gaps         []Gap     `json:"gaps"` // of the span asked for, its ends included; time goes on in the file
 	Files        int       `json:"files"`
 }
 
 // Export joins what is recorded in a span into one stream. Nothing is decoded. It begins with the last keyframe at or before From, or with the
-// first one after it where nothing is recorded then, and ends in front of To. Where files overlap, every access unit is taken once. Times are those
-// of the recording: a gap is a gap in the output.
+// first one after it where nothing is recorded then, and ends in front of To. Where files overlap, every access unit is taken once; where they hold
+// different ones of the same time, as those of a camera that was connected again, the later file is taken from its newest keyframe in the overlap on.
+// Times are those of the recording: a gap is a gap in the output.
 //
 // It returns ErrNothing when there is nothing in the span, a *ChangeError when the codec or the size of the pictures changes in it.
 func Export(ctx context.Context, o ExportOptions) (Exported, error) {
@@ -117,9 +96,13 @@ func Export(ctx context.Context, o ExportOptions) (Exported, error) {
 		}
 	}()
 	e.chooseAudio(files)
-	for _, f := range files {
+	for i, f := range files {
 		if e.over || e.packets() && f.End.UnixNano() <= e.last.dts {
 			continue // it adds nothing
+		}
+		e.until = e.to
+		if at := e.leaves(f, files[i+1:]); at != 0 {
+			e.until = min(at, e.to)
 		}
 		if err := e.file(f); err != nil {
 			return e.done, err
@@ -133,18 +116,20 @@ func Export(ctx context.Context, o ExportOptions) (Exported, error) {
 		return e.done, err
 	}
 	e.done.End = time.Unix(0, max(end, e.shown)).UTC()
+	e.missing(files)
 	return e.done, nil
 }
 
 // exporter is an export at work.
 type exporter struct {
-	o    ExportOptions
-	ctx  context.Context
-	log  *slog.Logger
-	w    *mux.Writer
-	to   int64
-	over bool
-	done Exported
+	o     ExportOptions
+	ctx   context.Context
+	log   *slog.Logger
+	w     *mux.Writer
+	to    int64
+	over  bool  // nothing follows
+	until int64 // where the file that is read is left
+	done  Exported
 
 	first       File // whose pictures the output has
 	audio       *media.Track
@@ -255,9 +240,9 @@ func (e *exporter) file(f File) error {
 			e.log.Warn("the rest of a file cannot be read", "path", f.Path, "error", err)
 			return nil
 		case track == mux.VideoTrack:
-			if p.DTS >= e.to {
-				e.over = true
-				if !withAudio || p.DTS >= e.to+int64(lateAudio) {
+			if p.DTS >= e.until {
+				e.over = e.until == e.to
+				if !withAudio || p.DTS >= e.until+int64(lateAudio) {
 					if j.took {
 						e.done.Files++
 					}
@@ -327,7 +312,7 @@ func (e *exporter) video(j *joint, s *source, p media.Packet) error {
 		e.w, e.begin = w, p.PTS
 		e.done.Start = time.Unix(0, p.PTS).UTC()
 	} else if gap := p.DTS - e.last.dts; !j.took && !j.met && gap-e.step > int64(smallestGap) {
-		e.done.Gaps = append(e.done.Gaps, Gap{time.Unix(0, e.shown).UTC(), time.Unix(0, p.PTS).UTC()})
+		e.done.Gaps = append(e.done.Gaps, Gap{From: time.Unix(0, e.shown).UTC(), To: time.Unix(0, p.PTS).UTC()})
 	}
 	if d := p.DTS - e.last.dts; e.packets() && d > 0 && d <= int64(maxStep) {
 		e.step = d
@@ -363,7 +348,7 @@ func (e *exporter) has(pts int64, sum uint64) bool {
 
 // sound adds a packet of audio, unless its time is in the output already.
 func (e *exporter) sound(j *joint, p media.Packet) error {
-	if p.PTS < e.begin || p.PTS >= e.to {
+	if p.PTS < e.begin || p.PTS >= e.until {
 		return nil
 	}
 	if !j.tookAudio && e.lastAudio != 0 && p.PTS <= e.lastAudio+e.audioStep/2 {

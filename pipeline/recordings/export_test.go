@@ -98,7 +98,7 @@ func TestExportOverlap(t *testing.T) {
 			var b bytes.Buffer
 			done, err := Export(t.Context(), ExportOptions{Files: files, From: at(-10), To: at(20), Out: &b, Format: f})
 			require.NoError(t, err)
-			require.Empty(t, done.Gaps)
+			require.Equal(t, []Gap{{From: at(-10).UTC(), To: done.Start}, {From: done.End, To: at(20).UTC()}}, done.Gaps, "at the ends alone")
 			path := filepath.Join(dir, "out"+f.Extension())
 			require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
 			requireSame(t, moments(s.video.CodecID, mux.VideoTrack, s.packets), readBack(t, path, mux.VideoTrack), 2*ticks[f], string(f))
@@ -106,6 +106,38 @@ func TestExportOverlap(t *testing.T) {
 			plays(t, path)
 		}
 	}
+}
+
+// The files of a camera that was connected again, and tells an earlier time then, overlap with other pictures in them: all of the time is in the
+// export, because it goes over to the second at a keyframe in the overlap.
+func TestExportReconnect(t *testing.T) {
+	a, b := camera(t, "320x180", 10, args(x264b, withAAC)...), camera(t, "320x180", 10, args(x264, withAAC)...)
+	for _, f := range []mux.Format{mux.FMP4, mux.MKV, mux.TS} {
+		dir := t.TempDir()
+		files := a.record(t, dir, "door", f, 3*time.Second, a.between(0, 5.48))
+		files = append(files, b.record(t, filepath.Join(dir, "b"), "door", f, 4*time.Second, b.between(4, 10))...)
+		require.Len(t, files, 4)
+		path := filepath.Join(dir, "out"+f.Extension())
+		done, err := ExportFile(t.Context(), path, false, ExportOptions{Files: files, From: at(1.1), To: at(9), Format: f})
+		require.NoError(t, err)
+		require.Empty(t, done.Gaps)
+		want := moments(a.video.CodecID, mux.VideoTrack, append(a.between(1, 5), b.between(5, 9)...))
+		requireSame(t, want, readBack(t, path, mux.VideoTrack), 2*ticks[f], string(f))
+		sound := readBack(t, path, mux.AudioTrack)
+		for i := range sound[1:] {
+			require.Less(t, sound[i+1].PTS-sound[i].PTS, int64(50e6), "sound goes on")
+			require.Greater(t, sound[i+1].PTS-sound[i].PTS, int64(5e6))
+		}
+	}
+}
+
+// A span is told of as what it is: nothing is recorded, or something is and is not in the export.
+func TestGapSplit(t *testing.T) {
+	files := []File{{Start: at(1), End: at(3)}, {Start: at(2), End: at(4)}, {Start: at(6), End: at(9)}}
+	require.Equal(t, []Gap{{From: at(0), To: at(1)}, {From: at(1), To: at(4), LeftOut: true}, {From: at(4), To: at(6)}, {From: at(6), To: at(8), LeftOut: true}}, Gap{From: at(0), To: at(8)}.split(files))
+	require.Equal(t, []Gap{{From: at(4.5), To: at(5.5)}}, Gap{From: at(4.5), To: at(5.5)}.split(files))
+	require.Equal(t, []Gap{{From: at(3.9), To: at(6.1)}}, Gap{From: at(3.9), To: at(6.1)}.split(files), "some pictures at the ends")
+	require.Equal(t, []Gap{{From: at(2), To: at(3.5), LeftOut: true}}, Gap{From: at(2), To: at(3.5)}.split(files))
 }
 
 // A gap stays a gap: time goes on, it is told of, and what follows begins with a keyframe.
@@ -270,7 +302,8 @@ func TestExportCutOff(t *testing.T) {
 	path := filepath.Join(dir, "out.mp4")
 	done, err := ExportFile(t.Context(), path, false, ExportOptions{Files: found, From: at(0), To: at(20)})
 	require.NoError(t, err)
-	require.Len(t, done.Gaps, 1)
+	require.Len(t, done.Gaps, 2)
+	require.Equal(t, Gap{From: done.End, To: at(20).UTC()}, done.Gaps[1], "recorded only until")
 	got := readBack(t, path, mux.VideoTrack)
 	require.GreaterOrEqual(t, int64(len(got)), found[0].Packets+found[1].Packets+found[2].Packets)
 	want := map[string]bool{}
