@@ -36,8 +36,8 @@ const timesHelp = `
 TIMES
   2026-11-30T12:00:00Z   with a zone (RFC 3339)
   "2026-11-30 12:00"     local time, with seconds or without; 2026-11-30 alone is its beginning
-  12:00                  today
-  -1h, -90s, -2d, now    from now
+  12:00                  today; 24:00 is its end
+  -90s, -1h, -2d, -1w    before now (units s, m, h, d, w); now itself
 `
 
 // libraryFlags say where the recordings are.
@@ -102,10 +102,22 @@ func (s *spanFlags) span() (from, to time.Time, err error) {
 	if to, err = recordings.ParseTime(s.to, now); err != nil {
 		return from, to, usageError{fmt.Errorf("--to: %w", err)}
 	}
-	if !to.IsZero() && !from.Before(to) {
-		return from, to, usageError{fmt.Errorf("--from %s is not before --to %s", from.Format(time.RFC3339), to.Format(time.RFC3339))}
+	return from, to, s.check(from, to, now)
+}
+
+// check finds a span that has nothing in it. to may be zero.
+func (s *spanFlags) check(from, to, now time.Time) error {
+	hint := ""
+	if recordings.IsTimeOfDay(s.from) && from.After(now) {
+		hint = fmt.Sprintf(": a time without a day is today's, which is still to come; yesterday's is \"%s\"", from.AddDate(0, 0, -1).Format("2006-01-02 15:04:05"))
 	}
-	return from, to, nil
+	switch {
+	case !to.IsZero() && !from.Before(to):
+		return usageError{fmt.Errorf("--from %s is not before --to %s%s", from.Format(time.RFC3339), to.Format(time.RFC3339), hint)}
+	case hint != "":
+		return usageError{fmt.Errorf("--from %s%s", s.from, hint)}
+	}
+	return nil
 }
 
 // scanning shows how many files were read.

@@ -113,6 +113,11 @@ func (x *exportFlags) run(cmd *cobra.Command, o *globalOptions, key string) erro
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("export %s: it was stopped; there is no file", key) // status 1: what was asked for is not there
 	case errors.Is(err, recordings.ErrNothing):
+		spans, serr := lib.Spans(ctx, scanning(status))
+		status.clear()
+		if serr == nil {
+			err = &nothingError{[]string{key}, spans}
+		}
 		return fmt.Errorf("export %s between %s and %s: %w", key, from.Local().Format(time.DateTime), to.Local().Format(time.DateTime), err)
 	case err != nil:
 		return fmt.Errorf("export %s: %w", key, err)

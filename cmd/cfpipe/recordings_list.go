@@ -2,10 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -24,9 +27,9 @@ func newRecordingsListCommand(o *globalOptions) *cobra.Command {
 		Aliases: []string{"ls"},
 		Short:   "List recorded files, and the gaps between them",
 		Long: `Lists the files that have something between --from and --to, of all cameras or those named, by camera and time. Times are local; where nothing
-is recorded between two files, a line says for how long.
+is recorded between two files, a line says for how long. A key of which there are no recordings at all is status 3.
 
-STATE is finished, recording (it is being written now) or cut (its recorder was killed: it plays up to there). UNITS are access units; a dash
+STATE is finished, recording (it is being written now), cut (its recorder was killed: it plays up to there), or nothing for a gap. UNITS are access units; a dash
 stands for what only the recorder knew and the file does not say.` + "\n" + timesHelp + exitStatusHelp,
 		Example: `  cfpipe recordings list --site site.yaml door --from 12:00
   cfpipe recordings list --dir /mnt/disk --json | jq -r 'select(.lost > 0) | .path'`,
@@ -48,29 +51,94 @@ stands for what only the recorder knew and the file does not say.` + "\n" + time
 				return stopped(cmd.Context(), err)
 			}
 			out := cmd.OutOrStdout()
-			if len(files) == 0 {
-				if len(a) > 0 && from.IsZero() && to.IsZero() {
-					return recordings.ErrNothing
+			if len(files) > 0 {
+				if err := show(out, files, asJSON); err != nil {
+					return err
 				}
-				o.Logger.Info("nothing is recorded there")
+			}
+			var missing []string
+			for _, key := range a {
+				if !slices.ContainsFunc(files, func(f recordings.File) bool { return f.Key == key }) {
+					missing = append(missing, key)
+				}
+			}
+			if len(files) > 0 && len(missing) == 0 {
 				return nil
 			}
-			if asJSON {
-				e := json.NewEncoder(out)
-				for _, f := range files {
-					if err := e.Encode(f); err != nil {
-						return err
-					}
-				}
-				return nil
+			spans, err := lib.Spans(cmd.Context(), scanning(status))
+			status.clear()
+			if err != nil {
+				return stopped(cmd.Context(), err)
 			}
-			return printRecordings(out, files)
+			nothing := &nothingError{missing, spans}
+			if len(nothing.unknown()) > 0 {
+				return nothing
+			}
+			o.Logger.Info(nothing.Error())
+			return nil
 		},
 	}
 	l.addFlags(c)
 	s.addFlags(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON line for each file")
 	return c
+}
+
+// show prints files as a table, or as JSON.
+func show(out io.Writer, files []recordings.File, asJSON bool) error {
+	if !asJSON {
+		return printRecordings(out, files)
+	}
+	e := json.NewEncoder(out)
+	for _, f := range files {
+		if err := e.Encode(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nothingError says that nothing was found, and what there is in its place. It Is recordings.ErrNothing.
+type nothingError struct {
+	keys  []string // asked for; none = all
+	spans []recordings.Span
+}
+
+func (e *nothingError) Is(target error) bool { return errors.Is(recordings.ErrNothing, target) }
+
+// unknown returns the keys of which there is nothing at any time.
+func (e *nothingError) unknown() (keys []string) {
+	for _, k := range e.keys {
+		if !slices.ContainsFunc(e.spans, func(s recordings.Span) bool { return s.Key == k }) {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+func (e *nothingError) Error() string {
+	const most = 20 // names in a message
+	if len(e.spans) == 0 {
+		return "nothing is recorded there at all"
+	}
+	if unknown := e.unknown(); len(unknown) > 0 {
+		var there []string
+		for _, s := range e.spans {
+			there = append(there, s.Key)
+		}
+		more := ""
+		if len(there) > most {
+			there, more = there[:most], fmt.Sprintf(" and %d more", len(there)-most)
+		}
+		return fmt.Sprintf("no recordings of %s; there are %s%s", strings.Join(unknown, ", "), strings.Join(there, ", "), more)
+	}
+	var has []string
+	for _, s := range e.spans {
+		if (len(e.keys) == 0 || slices.Contains(e.keys, s.Key)) && len(has) < most {
+			has = append(has, fmt.Sprintf("%s has recordings from %s to %s", s.Key, s.From.Local().Format(time.DateTime), s.To.Local().Format(time.DateTime)))
+		}
+	}
+	return "nothing is recorded then: " + strings.Join(has, "; ")
 }
 
 // printRecordings prints the table, with a line for each gap.
@@ -85,7 +153,7 @@ func printRecordings(out io.Writer, files []recordings.File) error {
 		gaps := recordings.Gaps(files[:n])
 		for _, f := range files[:n] {
 			if len(gaps) > 0 && gaps[0].To.Equal(f.Start) {
-				fmt.Fprintf(t, "\t%s\tnothing for %s\n", moment(gaps[0].From), length(gaps[0].To.Sub(gaps[0].From)))
+				fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\tnothing\t-\n", printable(f.Key), moment(gaps[0].From), length(gaps[0].To.Sub(gaps[0].From)))
 				gaps = gaps[1:]
 			}
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cell(f.Key), moment(f.Start), length(f.End.Sub(f.Start)), bytesText(f.Bytes),

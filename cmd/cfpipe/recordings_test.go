@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/pipeline/recordings"
 )
 
 // listedFile is a line of recordings list --json.
@@ -91,7 +93,7 @@ func TestRecordings(t *testing.T) {
 	table, err := run("list", key, "--index", index)
 	require.NoError(t, err)
 	require.Contains(t, table, "KEY")
-	require.NotContains(t, table, "nothing for", "the files overlap")
+	require.NotContains(t, table, "nothing", "the files overlap")
 
 	from, to := files[0].Start.Format(time.RFC3339Nano), files[len(files)-1].End.Format(time.RFC3339Nano)
 	export := func(name string, arg ...string) exportLine {
@@ -130,15 +132,67 @@ func TestRecordings(t *testing.T) {
 	for _, arg := range [][]string{
 		{"export", key, "--index", index, "--from", "2020-01-01", "--to", "2020-01-02", "-o", filepath.Join(dir, "x.mp4")},
 		{"export", "nope", "--index", index, "--from", "-1h", "-o", filepath.Join(dir, "x.mp4")},
-		{"list", "nope", "--index", index}, {"list", "--dir", filepath.Join(dir, "none")}, {"list", "--site", filepath.Join(dir, "none.yaml")},
+		{"list", "nope", "--index", index}, {"list", key, "nope", "--index", index}, {"list", "--dir", filepath.Join(dir, "none")}, {"list", "--site", filepath.Join(dir, "none.yaml")},
 	} {
 		_, err = run(arg...)
 		require.Equal(t, exitNotFound, exitStatus(err), "%v: %v", arg, err)
+		if slices.Contains(arg, "nope") {
+			require.ErrorContains(t, err, "no recordings of nope; there are "+key)
+		}
 	}
 	require.NoFileExists(t, filepath.Join(dir, "x.mp4"))
 	left, err := filepath.Glob(filepath.Join(dir, "*.part"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// The table keeps its columns at a gap.
+func TestPrintRecordings(t *testing.T) {
+	at := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	file := func(from, to time.Duration) recordings.File {
+		return recordings.File{Key: "door", Path: "/v/x.mp4", Start: at.Add(from), End: at.Add(to), Bytes: 1, Finished: true}
+	}
+	var b strings.Builder
+	require.NoError(t, printRecordings(&b, []recordings.File{file(0, time.Minute), file(2*time.Minute, 3*time.Minute)}))
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	require.Len(t, lines, 4)
+	for _, l := range lines[1:] {
+		require.Equal(t, strings.Index(lines[0], "LENGTH"), strings.Index(l, "1m0s"), b.String())
+	}
+	require.Equal(t, strings.Index(lines[0], "STATE"), strings.Index(lines[2], "nothing"), b.String())
+}
+
+// A message about nothing says what there is.
+func TestNothing(t *testing.T) {
+	at := time.Date(2026, 11, 30, 12, 0, 0, 0, time.Local)
+	spans := []recordings.Span{{Key: "nc0", From: at, To: at.Add(time.Hour)}, {Key: "nc1", From: at, To: at.Add(2 * time.Hour)}}
+	for _, c := range []struct {
+		e    nothingError
+		says string
+	}{
+		{nothingError{[]string{"nc9"}, spans}, "no recordings of nc9; there are nc0, nc1"},
+		{nothingError{[]string{"nc1"}, spans}, "nothing is recorded then: nc1 has recordings from 2026-11-30 12:00:00 to 2026-11-30 14:00:00"},
+		{nothingError{[]string{"nc1"}, nil}, "nothing is recorded there at all"},
+	} {
+		require.Equal(t, c.says, c.e.Error())
+		require.Equal(t, exitNotFound, exitStatus(&c.e))
+	}
+}
+
+// A time without a day is today's: just after midnight 23:50 is still to come.
+func TestSpanOfToday(t *testing.T) {
+	now := time.Date(2026, 12, 1, 0, 5, 0, 0, time.Local)
+	for _, s := range []spanFlags{{from: "23:50"}, {from: "23:50", to: "00:04"}} {
+		from, err := recordings.ParseTime(s.from, now)
+		require.NoError(t, err)
+		to, err := recordings.ParseTime(s.to, now)
+		require.NoError(t, err)
+		err = s.check(from, to, now)
+		require.ErrorContains(t, err, `yesterday's is "2026-11-30 23:50:00"`)
+		require.Equal(t, exitUsage, exitStatus(err))
+	}
+	s := spanFlags{from: "00:01", to: "00:04"}
+	require.NoError(t, s.check(now.Add(-4*time.Minute), now.Add(-time.Minute), now))
 }
 
 // exportLine is what export --json prints.

@@ -152,6 +152,11 @@ func (p *Place) holds(path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
+// owns says whether a file of key is one of this place. A folder of any keys is not that strict: it may be known under other names.
+func (p *Place) owns(key, path string) bool {
+	return p.Key == "" || p.Key == key && p.holds(path) && p.has(path)
+}
+
 // found is a file of a place as the folder shows it.
 type found struct {
 	root *os.Root
@@ -247,10 +252,12 @@ func keyOf(name string) string {
 type Query struct {
 	Keys     []string  // none = all
 	From, To time.Time // files that have something in this span; zero = without bound
+	Places   []Place   // none = wherever they lie; an index may be shared
 }
 
 func (q *Query) matches(f *File) bool {
-	return (len(q.Keys) == 0 || slices.Contains(q.Keys, f.Key)) && (q.From.IsZero() || f.End.After(q.From)) && (q.To.IsZero() || f.Start.Before(q.To))
+	return (len(q.Keys) == 0 || slices.Contains(q.Keys, f.Key)) && (q.From.IsZero() || f.End.After(q.From)) && (q.To.IsZero() || f.Start.Before(q.To)) &&
+		(len(q.Places) == 0 || slices.ContainsFunc(q.Places, func(p Place) bool { return p.owns(f.Key, f.Path) }))
 }
 
 // order sorts by key, then by time.

@@ -301,6 +301,40 @@ func (x *Index) rows(ctx context.Context, q Query) ([]File, error) {
 	return list, x.failed("list", rows.Err())
 }
 
+// spans returns from when until when there are files of each key, sorted.
+func (x *Index) spans(ctx context.Context) (spans []Span, err error) {
+	rows, err := x.db.QueryContext(ctx, "SELECT key, min(start) FROM files GROUP BY key ORDER BY key")
+	if err != nil {
+		return nil, x.failed("list", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var s Span
+		var from int64
+		if err := rows.Scan(&s.Key, &from); err != nil {
+			return nil, x.failed("list", err)
+		}
+		s.From = time.Unix(0, from).UTC()
+		spans = append(spans, s)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, x.failed("list", err)
+	}
+	for i := range spans {
+		newest := File{Key: spans[i].Key}
+		var end int64
+		err := x.db.QueryRowContext(ctx, "SELECT path, end, finished FROM files WHERE key = ? ORDER BY start DESC LIMIT 1", newest.Key).Scan(&newest.Path, &end, &newest.Finished)
+		if err != nil {
+			return nil, x.failed("list", err)
+		}
+		if newest.End = time.Unix(0, end).UTC(); !newest.Finished {
+			newest.update(ctx)
+		}
+		spans[i].To = newest.End
+	}
+	return spans, nil
+}
+
 func known(n sql.NullInt64) int64 {
 	if !n.Valid {
 		return Unknown

@@ -443,6 +443,9 @@ func TestParseTime(t *testing.T) {
 	now := time.Date(2026, 11, 30, 15, 4, 5, 0, zone)
 	for text, want := range map[string]time.Time{
 		"": {}, "now": now, "-1h": now.Add(-time.Hour), "-1h30m": now.Add(-90 * time.Minute), "-2d": now.Add(-48 * time.Hour), "-1d12h": now.Add(-36 * time.Hour),
+		"-1w": now.Add(-7 * 24 * time.Hour), "-1w2d3h": now.Add(-(9*24 + 3) * time.Hour),
+		"24:00": time.Date(2026, 12, 1, 0, 0, 0, 0, zone), "24:00:00": time.Date(2026, 12, 1, 0, 0, 0, 0, zone),
+		"2026-11-29 24:00": time.Date(2026, 11, 30, 0, 0, 0, 0, zone), "2026-11-29T24:00": time.Date(2026, 11, 30, 0, 0, 0, 0, zone),
 		"2026-11-30T12:00:00Z":             time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC),
 		"2026-11-30T12:00:00.123456+02:00": time.Date(2026, 11, 30, 10, 0, 0, 123456000, time.UTC),
 		"2026-11-30 12:00":                 time.Date(2026, 11, 30, 12, 0, 0, 0, zone),
@@ -456,7 +459,7 @@ func TestParseTime(t *testing.T) {
 		require.NoError(t, err, text)
 		require.True(t, want.Equal(got), "%s: %v", text, got)
 	}
-	for _, bad := range []string{"yesterday", "25:00", "-", "--1h", "-1", "-xd", "-1d-1h", "2026-13-01", "12", "1h", "2026-11-30 12:00:00 CET"} {
+	for _, bad := range []string{"yesterday", "25:00", "-", "--1h", "-1", "-xd", "-1d-1h", "-1d1w", "24:01", "124:00", "-24:00", "2026-13-01 24:00", "2026-13-01", "12", "1h", "2026-11-30 12:00:00 CET"} {
 		_, err := ParseTime(bad, now)
 		require.Error(t, err, bad)
 	}

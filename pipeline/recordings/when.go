@@ -9,7 +9,7 @@ import (
 )
 
 // ParseTime reads a moment as people write it: RFC 3339; "2026-11-30 12:00", with seconds or without, and "2026-11-30", in local time; "12:00" or
-// "12:00:30" of today; "now"; "-90s", "-15m", "-1h30m", "-2d" before now. "" is the zero time.
+// "12:00:30" of today; "now"; "-90s", "-15m", "-1h30m", "-2d", "-1w" before now. "24:00" is the end of a day. "" is the zero time.
 func ParseTime(text string, now time.Time) (time.Time, error) {
 	text = strings.TrimSpace(text)
 	switch {
@@ -29,6 +29,16 @@ func ParseTime(text string, now time.Time) (time.Time, error) {
 			return t, nil
 		}
 	}
+	for _, end := range []string{"24:00", "24:00:00"} {
+		day, ok := strings.CutSuffix(text, end)
+		if ok && (day == "" || strings.HasSuffix(day, " ") || strings.HasSuffix(day, "T")) {
+			t, err := ParseTime(day+"00:00", now)
+			if err != nil {
+				return t, badTime(text)
+			}
+			return t.AddDate(0, 0, 1), nil
+		}
+	}
 	local := strings.Replace(text, "T", " ", 1)
 	for _, layout := range []string{"2006-01-02 15:04:05", "2006-01-02 15:04", "2006-01-02"} {
 		if t, err := time.ParseInLocation(layout, local, now.Location()); err == nil {
@@ -44,18 +54,31 @@ func ParseTime(text string, now time.Time) (time.Time, error) {
 	return time.Time{}, badTime(text)
 }
 
-// parseAgo reads a duration; days stand in front of what time.ParseDuration knows.
+// IsTimeOfDay says whether a text that ParseTime reads names no day: then it means today.
+func IsTimeOfDay(text string) bool {
+	text = strings.TrimSpace(text)
+	return strings.Contains(text, ":") && !strings.Contains(text, "-")
+}
+
+// parseAgo reads a duration; weeks and days stand in front of what time.ParseDuration knows.
 func parseAgo(text string) (time.Duration, error) {
 	if text == "" {
 		return 0, errors.New("no duration")
 	}
 	var days int64
-	if before, rest, ok := strings.Cut(text, "d"); ok {
-		n, err := strconv.ParseUint(before, 10, 16)
+	for _, of := range []struct {
+		name string
+		days int64
+	}{{"w", 7}, {"d", 1}} {
+		before, rest, ok := strings.Cut(text, of.name)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseUint(before, 10, 14)
 		if err != nil {
 			return 0, err
 		}
-		days, text = int64(n), rest
+		days, text = days+int64(n)*of.days, rest
 	}
 	if text == "" {
 		text = "0s"
@@ -68,5 +91,5 @@ func parseAgo(text string) (time.Duration, error) {
 }
 
 func badTime(text string) error {
-	return fmt.Errorf("time %.40q: want 2026-11-30T12:00:00Z, \"2026-11-30 12:00\", 12:00 (today), -1h or now", text)
+	return fmt.Errorf("time %.40q: want 2026-11-30T12:00:00Z, \"2026-11-30 12:00\", 2026-11-30, 12:00 (today), now, or before now -90s, -15m, -1h30m, -2d or -1w (units s, m, h, d, w)", text)
 }

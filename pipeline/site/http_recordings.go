@@ -134,6 +134,7 @@ func (a *recordingsAPI) list(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer x.Close()
+	q.Places = lib.Places
 	files, err := x.List(r.Context(), q)
 	if err != nil {
 		a.unavailable(w, err)
@@ -212,12 +213,13 @@ func (a *recordingsAPI) export(w http.ResponseWriter, r *http.Request) {
 		}
 		defer func() { <-a.slots }()
 	}
-	x := a.open(w, a.library())
+	lib := a.library()
+	x := a.open(w, lib)
 	if x == nil {
 		return
 	}
 	defer x.Close()
-	files, err := x.List(r.Context(), recordings.Query{Keys: []string{key}, From: from, To: to})
+	files, err := x.List(r.Context(), recordings.Query{Keys: []string{key}, From: from, To: to, Places: lib.Places})
 	if err != nil {
 		a.unavailable(w, err)
 		return
