@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -104,7 +103,7 @@ type nothingError struct {
 	spans []recordings.Span
 }
 
-func (e *nothingError) Is(target error) bool { return errors.Is(recordings.ErrNothing, target) }
+func (e *nothingError) Unwrap() error { return recordings.ErrNothing }
 
 // unknown returns the keys of which there is nothing at any time.
 func (e *nothingError) unknown() (keys []string) {

@@ -28,7 +28,7 @@ All run in this process unless the file says "isolation: process" for one.
 The file is read again at SIGHUP and when it changes: only stages whose part of it has changed are restarted. A file with an error
 changes nothing. SIGINT and SIGTERM stop the cameras first; what the rings hold is recorded, and the files are finished.
 
---check names what is wrong with the file, each with its line, warns of what is hardly meant, and starts nothing. --schema prints the JSON Schema of the file for editors.
+--check names what is wrong with the file, each with its line, warns of what is hardly meant and of folders that this user cannot write, and starts nothing. --schema prints the JSON Schema of the file for editors.
 
 Secrets do not stand in the file: name files (password_file) or environment variables (${NAME}).` + "\n" + exitStatusHelp,
 		Example: `  cfpipe run site.yaml --check && cfpipe run site.yaml
@@ -64,7 +64,7 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 				if err != nil {
 					return siteError(err)
 				}
-				for _, w := range config.Warnings() {
+				for _, w := range append(config.Warnings(), config.Unwritable()...) {
 					fmt.Fprintln(cmd.ErrOrStderr(), "warning: "+printable(w))
 				}
 				fmt.Fprintln(cmd.OutOrStdout(), config.Summary())

@@ -36,7 +36,7 @@ func (e *exporter) missing(files []File) {
 	if e.done.Start.Sub(e.o.From) > smallestGap {
 		gaps = append([]Gap{{From: e.o.From.UTC(), To: e.done.Start}}, gaps...)
 	}
-	late := time.Duration(smallestGap)
+	late := smallestGap
 	for _, f := range files {
 		if f.Open && time.Since(e.done.End) < inFlight {
 			late = inFlight

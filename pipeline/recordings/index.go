@@ -11,11 +11,14 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 const (
@@ -85,6 +88,13 @@ func quiet(path string) bool {
 
 // openWriter opens an index to write it, and makes it where there is none. One that is damaged or old is moved aside, with a word to log.
 func openWriter(ctx context.Context, path string, log *slog.Logger) (_ *Index, fresh bool, err error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, false, placeError(path, err)
+	}
+	if err := shm.Writable(dir); err != nil { // SQLite says neither where nor why
+		return nil, false, placeError(path, fmt.Errorf("write into %s: %w", dir, err))
+	}
 	for range 2 {
 		x, err := open(path, "rwc")
 		if err != nil {
@@ -116,6 +126,11 @@ func openWriter(ctx context.Context, path string, log *slog.Logger) (_ *Index, f
 		log.Warn("the index of recordings is damaged or old: it was moved aside, and is made anew from the files", "index", path, "moved_to", aside, "error", err)
 	}
 	return nil, false, fmt.Errorf("index %s: %w", path, ErrDamaged)
+}
+
+// placeError is why an index cannot be where it is wanted, with the remedy.
+func placeError(path string, err error) error {
+	return fmt.Errorf("index %s: %w: name a file where uid %d may write, by index: in the site file or --index", path, err, os.Geteuid())
 }
 
 func open(path, mode string) (*Index, error) {

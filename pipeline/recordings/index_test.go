@@ -360,6 +360,22 @@ func TestUnwritableIndex(t *testing.T) {
 	})
 	stop()
 	require.Contains(t, log.String(), "recording goes on")
+	require.Contains(t, log.String(), filepath.Join(dir, "file"))
+	require.Contains(t, log.String(), "not a directory")
+	require.Contains(t, log.String(), "index: in the site file")
+}
+
+// A folder that its user may not write is named, with the reason and the remedy.
+func TestIndexWithoutRights(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root may write everywhere")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(dir, 0o500))
+	_, err := Rebuild(t.Context(), filepath.Join(dir, "index.db"), nil, slog.New(slog.DiscardHandler), nil)
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorContains(t, err, "write into "+dir+": permission denied")
+	require.ErrorContains(t, err, "index: in the site file")
 }
 
 // Retention: a file that was removed leaves the index with its row.

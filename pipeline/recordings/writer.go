@@ -135,9 +135,6 @@ func (w *Writer) serve(ctx context.Context) error {
 	if w.delay != nil {
 		w.delay()
 	}
-	if err := os.MkdirAll(filepath.Dir(w.o.Path), 0o777); err != nil {
-		return err
-	}
 	x, _, err := openWriter(ctx, w.o.Path, w.log)
 	if err != nil {
 		return err

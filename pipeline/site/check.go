@@ -78,6 +78,11 @@ func (d *decoder) check(c *Config) {
 	if len(c.Cameras) == 0 {
 		d.complain("cameras", "no camera: want cameras: {KEY: {source: …}}")
 	}
+	for _, r := range []*Record{c.Defaults.Record, c.Defaults.Events} {
+		if r != nil {
+			r.Out = d.beside(r.Out)
+		}
+	}
 	for key, cam := range c.Cameras {
 		path := "cameras." + key
 		if err := framering.CheckKey(key); err != nil {

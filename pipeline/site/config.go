@@ -21,7 +21,7 @@ type Config struct {
 	Cameras    map[string]*Camera `yaml:"cameras" doc:"The cameras by key: the name their rings are published under."`
 	Relay      *Relay             `yaml:"relay" doc:"RTSP server for the keys of this host."`
 	HTTP       *HTTP              `yaml:"http" doc:"Health, metrics, snapshots, recordings. Without it no port is opened."`
-	Index      string             `yaml:"index" doc:"File of the index of what is recorded, on a local disk. Default: recordings.db in the folder that holds all recordings; off = none."`
+	Index      string             `yaml:"index" doc:"File of the index of what is recorded, on a local disk. Default: recordings.db in the folder of the recordings that defaults name, else in that of the first camera; off = none."`
 	Retention  *Retention         `yaml:"retention" doc:"Bounds over the recordings of all cameras together; the oldest file of all goes first."`
 
 	name     string   // of the file

@@ -284,14 +284,17 @@ func (g *goneClient) Write(b []byte) (int, error) {
 func TestIndexPath(t *testing.T) {
 	dir := t.TempDir()
 	for text, want := range map[string]string{
-		"cameras: {a: {source: 'rtsp://h/x', record: {out: '/v/%{key}/%s.mp4'}}}":                                                                    "/v/recordings.db",
-		"cameras: {a: {source: 'rtsp://h/x', record: {out: '/v/%{key}-%s.mp4'}}, b: {source: 'rtsp://h/x', record: {out: '/v/%{key}-%s.mp4'}}}":      "/v/recordings.db",
-		"cameras: {a: {source: 'rtsp://h/x', record: {out: '/v/x/%{key}/%s.mp4'}}, b: {source: 'rtsp://h/x', record: {out: '/v/xy/%{key}/%s.mp4'}}}": "/v/recordings.db",
-		"cameras: {b: {source: 'rtsp://h/x', record: {out: '/w/%s.mp4'}}, a: {source: 'rtsp://h/x', record: {out: '/v/%s.mp4'}}}":                    "/v/recordings.db",
-		"cameras: {a: {source: 'rtsp://h/x', record: {out: 'v/%s.mp4'}}}":                                                                            dir + "/v/recordings.db",
-		"index: i.db\ncameras: {a: {source: 'rtsp://h/x', record: {out: '/v/%s.mp4'}}}":                                                              dir + "/i.db",
-		"index: off\ncameras: {a: {source: 'rtsp://h/x', record: {out: '/v/%s.mp4'}}}":                                                               "",
-		"cameras: {a: {source: 'rtsp://h/x'}}":                                                                                                       "",
+		"cameras: {a: {source: 'rtsp://h/x', record: {out: '/v/%{key}/%s.mp4'}}}":                                                                         "/v/recordings.db",
+		"cameras: {a: {source: 'rtsp://h/x', record: {out: '/v/%{key}-%s.mp4'}}, b: {source: 'rtsp://h/x', record: {out: '/v/%{key}-%s.mp4'}}}":           "/v/recordings.db",
+		"cameras: {a: {source: 'rtsp://h/x', record: {out: '/v/x/%{key}/%s.mp4'}}, b: {source: 'rtsp://h/x', record: {out: '/v/xy/%{key}/%s.mp4'}}}":      "/v/x/recordings.db",
+		"defaults: {record: {out: '/v/r/%{key}/%s.mp4'}, events: {out: '/v/e/%{key}/%s.mp4'}}\ncameras: {b: {source: 'rtsp://h/x'}}":                      "/v/r/recordings.db",
+		"defaults: {record: {out: '/v/r/%{key}/%s.mp4'}}\ncameras: {b: {source: 'rtsp://h/x'}, a: {source: 'rtsp://h/x', record: {out: '/disk/%s.mp4'}}}": "/v/r/recordings.db",
+		"defaults: {record: {out: '/v/r/%{key}/%s.mp4'}}\ncameras: {a: {source: 'rtsp://h/x', record: {out: '/disk/%s.mp4'}}}":                            "/disk/recordings.db",
+		"cameras: {b: {source: 'rtsp://h/x', record: {out: '/w/%s.mp4'}}, a: {source: 'rtsp://h/x', record: {out: '/v/%s.mp4'}}}":                         "/v/recordings.db",
+		"cameras: {a: {source: 'rtsp://h/x', record: {out: 'v/%s.mp4'}}}":                                                                                 dir + "/v/recordings.db",
+		"index: i.db\ncameras: {a: {source: 'rtsp://h/x', record: {out: '/v/%s.mp4'}}}":                                                                   dir + "/i.db",
+		"index: off\ncameras: {a: {source: 'rtsp://h/x', record: {out: '/v/%s.mp4'}}}":                                                                    "",
+		"cameras: {a: {source: 'rtsp://h/x'}}": "",
 	} {
 		name := filepath.Join(dir, "site.yaml")
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
@@ -299,6 +302,65 @@ func TestIndexPath(t *testing.T) {
 		require.NoError(t, err, text)
 		require.Equal(t, want, c.Library().Index, text)
 	}
+}
+
+// An index that is left from when the site had other folders is told of, and another site's files in a shared one are not this site's.
+func TestIndexMoves(t *testing.T) {
+	dir := t.TempDir()
+	site := func(name, folder string) *Config {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte("index: shared.db\ndefaults: {record: {out: '"+folder+"/%{key}/%s.mp4'}, events: {out: '"+folder+"-events/%{key}/%s.mp4'}}\n"+
+			"cameras: {a: {source: 'rtsp://h/x'}}"), 0o600))
+		c, err := Load(file)
+		require.NoError(t, err)
+		return c
+	}
+	x, y := site("x.yaml", "x"), site("y.yaml", "y")
+	require.Equal(t, x.Library().Index, y.Library().Index)
+	w := recordings.NewWriter(recordings.WriterOptions{Path: x.Library().Index})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.Run(ctx)
+	}()
+	<-w.Ready()
+	for _, folder := range []string{"x", "y", "y-events"} {
+		path := filepath.Join(dir, folder, "a", "1.mp4")
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
+		w.Finished(recordings.File{Key: "a", Path: path, Start: time.Unix(1, 0), End: time.Unix(2, 0), Finished: true})
+	}
+	cancel()
+	<-ended
+	for c, want := range map[*Config]int{x: 1, y: 2} {
+		files, err := c.Library().List(t.Context(), recordings.Query{}, slog.New(slog.DiscardHandler), nil)
+		require.NoError(t, err)
+		require.Len(t, files, want)
+	}
+
+	x.Index = ""
+	require.Equal(t, filepath.Join(dir, "x", "recordings.db"), x.Library().Index)
+	old := filepath.Join(dir, "recordings.db") // where all folders had it in common
+	require.Contains(t, x.formerIndexes(), old)
+	require.NoError(t, os.WriteFile(old, nil, 0o600))
+	log := &bytes.Buffer{}
+	(&indexer{log: slog.New(slog.NewTextHandler(log, nil))}).tellFormer(x.Library().Index, x.formerIndexes())
+	require.Equal(t, 1, strings.Count(log.String(), "old="+old), log.String())
+}
+
+// The check of a file warns of folders that cannot be written.
+func TestUnwritable(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	name := filepath.Join(dir, "site.yaml")
+	require.NoError(t, os.WriteFile(name, []byte("index: file/i.db\ndefaults: {record: {out: 'file/%{key}/%s.mp4'}, events: {out: 'e/new/%{key}/%s.mp4'}}\n"+
+		"cameras: {a: {source: 'rtsp://h/x'}, b: {source: 'rtsp://h/x'}}"), 0o600))
+	c, err := Load(name)
+	require.NoError(t, err)
+	list := c.Unwritable()
+	require.Len(t, list, 1, "%v: each folder once", list)
+	require.Contains(t, list[0], "cameras.a.record.out: "+filepath.Join(dir, "file")+": not a directory")
 }
 
 // The commands find the recordings of a site whose passwords they may not read; what is wrong with the recordings is told.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,13 +32,38 @@ func (c *Config) indexPath() string {
 	case c.Index != "":
 		return c.Index
 	}
-	var roots []string
-	for _, r := range c.recordings() {
-		fixed, _, _ := strings.Cut(r.Out, "%")
-		roots = append(roots, filepath.Dir(fixed+"x"))
+	if roots := c.roots(); len(roots) > 0 {
+		return filepath.Join(roots[0], recordings.IndexName)
 	}
+	return ""
+}
+
+// roots are the folders that the names of recordings begin with: that of the defaults first, so that a camera with a folder of its own does not move
+// the index, then those of the cameras.
+func (c *Config) roots() (roots []string) {
+	var outs []string
+	for _, r := range []*Record{c.Defaults.Record, c.Defaults.Events} {
+		if r != nil && slices.ContainsFunc(c.recordings(), func(x recording) bool { return x.Out == r.Out }) {
+			outs = append(outs, r.Out)
+		}
+	}
+	for _, r := range c.recordings() {
+		outs = append(outs, r.Out)
+	}
+	for _, out := range outs {
+		fixed, _, _ := strings.Cut(out, "%")
+		if root := filepath.Dir(fixed + "x"); !slices.Contains(roots, root) {
+			roots = append(roots, root)
+		}
+	}
+	return roots
+}
+
+// formerIndexes are the places where the index of this site may have been before its folders were others.
+func (c *Config) formerIndexes() (paths []string) {
+	roots := c.roots()
 	if len(roots) == 0 {
-		return ""
+		return nil
 	}
 	common := roots[0]
 	for _, r := range roots[1:] {
@@ -45,10 +71,12 @@ func (c *Config) indexPath() string {
 			common = filepath.Dir(common)
 		}
 	}
-	if common == "/" { // disks of their own: with the first of the cameras
-		common = roots[0]
+	for _, root := range append(roots, common) {
+		if path := filepath.Join(root, recordings.IndexName); path != c.indexPath() && !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
 	}
-	return filepath.Join(common, recordings.IndexName)
+	return paths
 }
 
 // places are the folders of all recordings. Where a key begins with another one, its files are its own.
@@ -140,6 +168,10 @@ func (x *indexer) configure(c *Config) {
 	if lib.Index == "" {
 		return
 	}
+	if path != "" && path != lib.Index {
+		x.log.Warn("the index of recordings is another file now, and the one before is no longer used", "index", lib.Index, "before", path)
+	}
+	go x.tellFormer(lib.Index, c.formerIndexes()) // by itself: a disk may hang
 	w = recordings.NewWriter(recordings.WriterOptions{Path: lib.Index, Places: lib.Places, Logger: x.log})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -150,6 +182,15 @@ func (x *indexer) configure(c *Config) {
 	x.mu.Lock()
 	x.w, x.path, x.end, x.done = w, lib.Index, cancel, done
 	x.mu.Unlock()
+}
+
+// tellFormer tells of indexes that are left from when the site had other folders.
+func (x *indexer) tellFormer(index string, former []string) {
+	for _, path := range former {
+		if _, err := os.Lstat(path); err == nil {
+			x.log.Warn("the index of recordings is now here, and this site does not use the old one any more: delete it when no other site does", "index", index, "old", path)
+		}
+	}
 }
 
 // stop writes what was reported and ends; an index whose disk hangs is left behind.
