@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"reflect"
 	"slices"
@@ -406,6 +407,9 @@ func readBounded(file string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
+		if info.IsDir() {
+			return nil, &fs.PathError{Op: "read", Path: file, Err: syscall.EISDIR}
+		}
 		return nil, fmt.Errorf("%s is no plain file", file)
 	}
 	return io.ReadAll(io.LimitReader(f, limit))
