@@ -196,8 +196,12 @@ func TestPushFFmpegOutputs(t *testing.T) {
 				_, _ = fmt.Sscanf(line, "h264,%d", &video)
 				_, _ = fmt.Sscanf(line, "aac,%d", &audio)
 			}
-			require.Greater(t, video, 30, string(b)) // by UDP it may begin within a GOP
-			require.Greater(t, audio, 30, string(b))
+			least := 30
+			if c.network == "udp" { // it may begin within a GOP, and a busy machine drops datagrams
+				least = 10
+			}
+			require.Greater(t, video, least, string(b))
+			require.Greater(t, audio, least, string(b))
 		})
 	}
 }
