@@ -64,6 +64,9 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 				if err != nil {
 					return siteError(err)
 				}
+				if err := config.CheckIndex(); err != nil {
+					return siteError(err)
+				}
 				for _, w := range append(config.Warnings(), config.Unwritable()...) {
 					fmt.Fprintln(cmd.ErrOrStderr(), "warning: "+printable(w))
 				}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"syscall"
 
 	"github.com/cfpipe/cfpipe/mux"
@@ -24,8 +23,7 @@ func (s *source) Close() {
 
 // open opens a recorded file to read its bytes: no link is followed.
 func (f *File) open() (*os.File, error) {
-	dir, name := filepath.Split(f.Path)
-	root, err := os.OpenRoot(dir)
+	root, name, err := f.at()
 	if err != nil {
 		return nil, err
 	}

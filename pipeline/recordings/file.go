@@ -43,6 +43,8 @@ type File struct {
 
 	Open     bool      // it is being written now; filled in by List
 	Modified time.Time // when the file system says it was written last
+
+	root string // the folder of its place, which no link leads out of; "" = that of the file
 }
 
 // FileOf is a file as its recorder reports it.
@@ -228,7 +230,7 @@ func (p *Place) read(ctx context.Context, f found) (File, error) {
 		x.Cause = Continuous
 	}
 	zero := s.Start
-	if zero.IsZero() { // a file of somebody else: it was written last when it ended
+	if zero.IsZero() || !countable(zero.Add(s.Begin)) || !countable(zero.Add(s.End)) { // a file of somebody else: it was written last when it ended
 		zero = info.ModTime().Add(-s.End)
 	}
 	x.Start, x.End = zero.Add(s.Begin).UTC(), zero.Add(s.End).UTC()
@@ -252,7 +254,8 @@ func keyOf(name string) string {
 type Query struct {
 	Keys     []string  // none = all
 	From, To time.Time // files that have something in this span; zero = without bound
-	Places   []Place   // none = wherever they lie; an index may be shared
+	Places   []Place   // none = wherever they lie; an index may be shared, and its rows are believed no further than that
+	Limit    int       // of files that an index lists; 0 = none
 }
 
 func (q *Query) matches(f *File) bool {
@@ -300,20 +303,45 @@ func present(list []File) []File {
 	})
 }
 
+// within finds the place of a file, beyond whose folder it is never opened; false = it is of none of them.
+func (f *File) within(places []Place) bool {
+	for _, p := range places {
+		if p.owns(f.Key, f.Path) {
+			if p.holds(f.Path) {
+				f.root = p.Dir
+			}
+			return true
+		}
+	}
+	return len(places) == 0
+}
+
+// at opens the folder beyond which the file does not lie, and says what it is called there.
+func (f *File) at() (root *os.Root, name string, err error) {
+	dir, name := filepath.Split(f.Path)
+	if f.root != "" {
+		dir = f.root
+		if name, err = filepath.Rel(dir, f.Path); err != nil {
+			return nil, "", err
+		}
+	}
+	root, err = os.OpenRoot(dir)
+	return root, name, err
+}
+
 // update asks an unfinished file how far it is.
 func (f *File) update(ctx context.Context) {
-	dir, name := filepath.Split(f.Path)
-	root, err := os.OpenRoot(dir)
+	root, name, err := f.at()
 	if err != nil {
 		return
 	}
 	defer root.Close()
-	p := Place{Key: f.Key, Dir: dir}
+	p := Place{Key: f.Key, Dir: root.Name()}
 	x, err := p.read(ctx, found{root: root, name: name, path: f.Path})
 	if err != nil {
 		return
 	}
-	x.Lost = f.Lost
+	x.Lost, x.root = f.Lost, f.root
 	*f = x
 }
 

@@ -1,24 +1,13 @@
 package recordings
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"log/slog"
-	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
-
-	"modernc.org/sqlite"
-	sqlite3 "modernc.org/sqlite/lib"
-
-	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 const (
@@ -28,245 +17,87 @@ const (
 	version = 1
 	// busyTimeout is how long to wait for another process that writes.
 	busyTimeout = 5 * time.Second
+	// listTimeout bounds one query: 86,400 rows take less than two seconds.
+	listTimeout = 20 * time.Second
+	// listPage is the least number of rows asked for at once.
+	listPage = 256
 )
 
 // Times are Unix ns, counts that are not known are NULL.
-const schema = `
-CREATE TABLE files (
+// What SQLite keeps of these texts in sqlite_master is compared with them.
+const (
+	filesTable = `files (
 	path TEXT PRIMARY KEY, key TEXT NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL, bytes INTEGER NOT NULL,
 	packets INTEGER, keyframes INTEGER, lost INTEGER, video INTEGER NOT NULL, audio INTEGER NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL,
 	cause TEXT NOT NULL, finished INTEGER NOT NULL, modified INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX files_by_time ON files (key, start);
-`
+) WITHOUT ROWID`
+	filesByTime = "files_by_time ON files (key, start)"
+)
 
 var (
 	// ErrNewer says that an index was made by a newer version of this program.
 	ErrNewer = errors.New("the index was made by a newer cfpipe")
-	// ErrForeign says that a file is a database, but no index of recordings.
-	ErrForeign = errors.New("this database is no index of recordings")
+	// ErrForeign says that a file is something else.
+	ErrForeign = errors.New("this is no index of recordings: it is left alone")
 	// ErrDamaged says that an index cannot be read.
 	ErrDamaged = errors.New("the index is damaged")
 )
 
 // Index is an index of recordings in a file. Safe for concurrent use.
 type Index struct {
-	db   *sql.DB
-	path string
-}
-
-// OpenIndex opens an index to read it. It Is fs.ErrNotExist where there is none, ErrDamaged, ErrForeign or ErrNewer.
-func OpenIndex(path string) (*Index, error) {
-	if _, err := os.Stat(path); err != nil {
-		return nil, fmt.Errorf("index %s: %w", path, err)
-	}
-	mode := "ro"
-	if quiet(path) {
-		mode = "immutable"
-	}
-	x, err := open(path, mode)
-	if err != nil {
-		return nil, err
-	}
-	v, err := x.check()
-	if err == nil && v == 0 {
-		err = fmt.Errorf("%w: it is empty", ErrDamaged)
-	}
-	if err != nil {
-		x.Close()
-		return nil, fmt.Errorf("index %s: %w", path, err)
-	}
-	return x, nil
-}
-
-// quiet says whether nobody writes an index and all of it is in its file: a writer has a log beside it. SQLite would make one, and shared memory, for
-// a reader too, which leaves both behind; and a folder that is not ours to write would have no reader at all.
-func quiet(path string) bool {
-	_, err := os.Lstat(path + "-wal")
-	return errors.Is(err, fs.ErrNotExist)
-}
-
-// openWriter opens an index to write it, and makes it where there is none. One that is damaged or old is moved aside, with a word to log.
-func openWriter(ctx context.Context, path string, log *slog.Logger) (_ *Index, fresh bool, err error) {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return nil, false, placeError(path, err)
-	}
-	if err := shm.Writable(dir); err != nil { // SQLite says neither where nor why
-		return nil, false, placeError(path, fmt.Errorf("write into %s: %w", dir, err))
-	}
-	for range 2 {
-		x, err := open(path, "rwc")
-		if err != nil {
-			return nil, false, err
-		}
-		var v int
-		if v, err = x.check(); err == nil && v == version {
-			err = x.quickCheck(ctx)
-		}
-		if err == nil && v == version {
-			return x, false, nil
-		}
-		if err == nil && v == 0 {
-			if err = x.create(ctx); err == nil {
-				return x, true, nil
-			}
-		}
-		x.Close()
-		if err == nil { // an older version
-			err = fmt.Errorf("%w: version %d, want %d", ErrDamaged, v, version)
-		}
-		if !errors.Is(err, ErrDamaged) {
-			return nil, false, fmt.Errorf("index %s: %w", path, err)
-		}
-		aside, moveErr := moveAside(path)
-		if moveErr != nil {
-			return nil, false, fmt.Errorf("index %s: %w; it cannot be moved aside: %w", path, err, moveErr)
-		}
-		log.Warn("the index of recordings is damaged or old: it was moved aside, and is made anew from the files", "index", path, "moved_to", aside, "error", err)
-	}
-	return nil, false, fmt.Errorf("index %s: %w", path, ErrDamaged)
-}
-
-// placeError is why an index cannot be where it is wanted, with the remedy.
-func placeError(path string, err error) error {
-	return fmt.Errorf("index %s: %w: name a file where uid %d may write, by index: in the site file or --index", path, err, os.Geteuid())
-}
-
-func open(path, mode string) (*Index, error) {
-	immutable := mode == "immutable"
-	if immutable {
-		mode = "ro"
-	}
-	q := url.Values{"mode": {mode}, "_txlock": {"immediate"}, "_pragma": {
-		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "synchronous(NORMAL)",
-	}}
-	if immutable {
-		q.Set("immutable", "1")
-	}
-	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: q.Encode()}).String())
-	if err != nil {
-		return nil, fmt.Errorf("index %s: %w", path, err)
-	}
-	db.SetMaxOpenConns(map[string]int{"ro": 4}[mode] + 1)
-	return &Index{db: db, path: path}, nil
-}
-
-// check returns the version of the tables; 0 = there are none yet.
-func (x *Index) check() (v int, err error) {
-	if err := checkHeader(x.path); err != nil {
-		return 0, err
-	}
-	var id, tables int
-	if err = x.db.QueryRow("PRAGMA application_id").Scan(&id); err == nil {
-		if err = x.db.QueryRow("PRAGMA user_version").Scan(&v); err == nil {
-			err = x.db.QueryRow("SELECT count(*) FROM sqlite_master").Scan(&tables)
-		}
-	}
-	switch {
-	case err != nil:
-		return 0, damaged(err)
-	case id != application && tables > 0:
-		return v, ErrForeign
-	case v > version:
-		return v, fmt.Errorf("%w: version %d, this one knows %d", ErrNewer, v, version)
-	case tables == 0:
-		return 0, nil
-	}
-	return v, nil
-}
-
-// checkHeader finds files that are no database before SQLite writes to them.
-func checkHeader(path string) error {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	var head [16]byte
-	n, err := io.ReadFull(f, head[:])
-	if n == 0 && errors.Is(err, io.EOF) {
-		return nil
-	}
-	if !bytes.Equal(head[:n], []byte("SQLite format 3\x00")) {
-		return fmt.Errorf("%w: it is no database", ErrDamaged)
-	}
-	return nil
-}
-
-func (x *Index) quickCheck(ctx context.Context) error {
-	var text string
-	if err := x.db.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&text); err != nil {
-		return damaged(err)
-	}
-	if text != "ok" {
-		return fmt.Errorf("%w: %.100s", ErrDamaged, text)
-	}
-	_, err := x.db.ExecContext(ctx, "PRAGMA journal_mode=WAL")
-	return damaged(err)
-}
-
-func (x *Index) create(ctx context.Context) error {
-	for _, text := range []string{
-		"PRAGMA journal_mode=WAL", schema, fmt.Sprintf("PRAGMA application_id=%d", application), fmt.Sprintf("PRAGMA user_version=%d", version),
-	} {
-		if _, err := x.db.ExecContext(ctx, text); err != nil {
-			return damaged(err)
-		}
-	}
-	return nil
-}
-
-// damaged marks the errors of SQLite that a new file would mend.
-func damaged(err error) error {
-	var e *sqlite.Error
-	if errors.As(err, &e) {
-		switch e.Code() & 0xff {
-		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA:
-			return fmt.Errorf("%w: %w", ErrDamaged, err)
-		case sqlite3.SQLITE_ERROR: // a table or a column that is not there
-			return fmt.Errorf("%w: %w", ErrDamaged, err)
-		}
-	}
-	return err
-}
-
-// moveAside renames a database and what belongs to it.
-func moveAside(path string) (string, error) {
-	aside := path + ".damaged-" + time.Now().UTC().Format("20060102-150405.000")
-	if err := os.Rename(path, aside); err != nil {
-		return "", err
-	}
-	for _, suffix := range []string{"-wal", "-shm"} {
-		if err := os.Rename(path+suffix, aside+suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
-	}
-	return aside, nil
+	db    *sql.DB
+	path  string
+	close func() error
 }
 
 // Close frees the index. Idempotent.
-func (x *Index) Close() error { return x.db.Close() }
+func (x *Index) Close() error { return x.close() }
 
 const columns = "path, key, start, end, bytes, packets, keyframes, lost, video, audio, width, height, cause, finished, modified"
 
 // List returns the files that match, by key and time. Files that are gone are left out; those that are being written, or were cut off, are asked
 // how far they are now.
 func (x *Index) List(ctx context.Context, q Query) ([]File, error) {
-	list, err := x.rows(ctx, q)
-	if err != nil {
-		return nil, err
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	n := 0 // all rows at once
+	if q.Limit > 0 {
+		n = max(q.Limit, listPage)
 	}
-	return current(ctx, list, q), ctx.Err()
+	var list []File
+	for after := (File{}); ; {
+		page, err := x.rows(ctx, q, after, n)
+		if err != nil {
+			return nil, err
+		}
+		whole := len(page) < n || n == 0
+		if !whole {
+			after = page[n-1]
+		}
+		list = append(list, current(ctx, page, q)...)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if q.Limit > 0 && len(list) > q.Limit {
+			list = list[:q.Limit]
+		}
+		if whole || len(list) == q.Limit {
+			return list, nil
+		}
+	}
 }
 
 // current is what is true of files now that an index told of.
 func current(ctx context.Context, list []File, q Query) []File {
 	n := 0
-	for _, f := range present(list) {
+	for _, f := range list {
+		if ctx.Err() == nil && f.within(q.Places) {
+			list[n] = f
+			n++
+		}
+	}
+	list, n, q.Places = present(list[:n]), 0, nil
+	for _, f := range list {
 		if !f.Finished {
 			f.update(ctx)
 		}
@@ -278,8 +109,8 @@ func current(ctx context.Context, list []File, q Query) []File {
 	return list[:n]
 }
 
-// rows returns what the index says. Files that are not finished have grown since: their end is no reason to leave them out.
-func (x *Index) rows(ctx context.Context, q Query) ([]File, error) {
+// rows returns what the index says, n rows behind that of a file; 0 = all. Files that are not finished have grown since: their end is no reason to leave them out.
+func (x *Index) rows(ctx context.Context, q Query, after File, n int) ([]File, error) {
 	where, args := []string{"1"}, []any{}
 	if len(q.Keys) > 0 {
 		marks := make([]string, len(q.Keys))
@@ -295,7 +126,11 @@ func (x *Index) rows(ctx context.Context, q Query) ([]File, error) {
 	if !q.From.IsZero() {
 		where, args = append(where, "(end > ? OR finished = 0)"), append(args, q.From.UnixNano())
 	}
-	rows, err := x.db.QueryContext(ctx, "SELECT "+columns+" FROM files WHERE "+strings.Join(where, " AND ")+" ORDER BY key, start, path", args...)
+	if after.Path != "" {
+		where, args = append(where, "(key, start, path) > (?, ?, ?)"), append(args, after.Key, after.Start.UnixNano(), after.Path)
+	}
+	args = append(args, cmp.Or(n, -1))
+	rows, err := x.db.QueryContext(ctx, "SELECT "+columns+" FROM files WHERE "+strings.Join(where, " AND ")+" ORDER BY key, start, path LIMIT ?", args...)
 	if err != nil {
 		return nil, x.failed("list", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -217,7 +218,7 @@ func TestDamagedIndex(t *testing.T) {
 	require.NoError(t, err)
 	require.NoFileExists(t, path+"-wal")
 	damage := map[string][]byte{
-		"no database": []byte("this was a database once, before the power failed"), "a byte": {1}, "zeros": make([]byte, len(good)), "cut off": good[:len(good)/2+100],
+		"nothing": {}, "zeros": make([]byte, len(good)), "cut off": good[:len(good)/2+100],
 		"a page of noise": slices.Concat(good[:4096], bytes.Repeat([]byte{0xA5, 0x5A}, 2048), good[8192:]),
 		"a header alone":  good[:100],
 	}
@@ -236,7 +237,7 @@ func TestDamagedIndex(t *testing.T) {
 			stop := run(t, w)
 			<-w.Ready()
 			stop()
-			require.Contains(t, log.String(), "moved aside")
+			require.Equal(t, len(b) > 0, strings.Contains(log.String(), "moved aside"), log.String())
 			requireFiles(t, want, list(t, path, Query{}), ticks[mux.FMP4], true)
 		})
 	}
@@ -397,7 +398,7 @@ func TestRemoved(t *testing.T) {
 	x, err := OpenIndex(path)
 	require.NoError(t, err)
 	defer x.Close()
-	rows, err := x.rows(t.Context(), Query{})
+	rows, err := x.rows(t.Context(), Query{}, File{}, 0)
 	require.NoError(t, err)
 	requireFiles(t, files[1:], rows, 0, true)
 }
@@ -475,7 +476,7 @@ func TestParseTime(t *testing.T) {
 		require.NoError(t, err, text)
 		require.True(t, want.Equal(got), "%s: %v", text, got)
 	}
-	for _, bad := range []string{"yesterday", "25:00", "-", "--1h", "-1", "-xd", "-1d-1h", "-1d1w", "24:01", "124:00", "-24:00", "2026-13-01 24:00", "2026-13-01", "12", "1h", "2026-11-30 12:00:00 CET"} {
+	for _, bad := range []string{"yesterday", "25:00", "-", "--1h", "-1", "-xd", "-1d-1h", "-1d1w", "24:01", "124:00", "-24:00", "2026-13-01 24:00", "2026-13-01", "12", "1h", "2026-11-30 12:00:00 CET", "1600-01-01", "2300-01-01T00:00:00Z", "9999-12-31", "-9999d2562047h"} {
 		_, err := ParseTime(bad, now)
 		require.Error(t, err, bad)
 	}

@@ -11,6 +11,20 @@ import (
 // ParseTime reads a moment as people write it: RFC 3339; "2026-11-30 12:00", with seconds or without, and "2026-11-30", in local time; "12:00" or
 // "12:00:30" of today; "now"; "-90s", "-15m", "-1h30m", "-2d", "-1w" before now. "24:00" is the end of a day. "" is the zero time.
 func ParseTime(text string, now time.Time) (time.Time, error) {
+	t, err := parseTime(text, now)
+	if err == nil && !t.IsZero() && !countable(t) {
+		return time.Time{}, fmt.Errorf("time %.40q: want a year from 1678 to 2261", text)
+	}
+	return t, err
+}
+
+// countable says whether a time is one in Unix ns, as recordings and their index have it.
+func countable(t time.Time) bool {
+	y := t.UTC().Year()
+	return y >= 1678 && y <= 2261
+}
+
+func parseTime(text string, now time.Time) (time.Time, error) {
 	text = strings.TrimSpace(text)
 	switch {
 	case text == "":
@@ -87,7 +101,11 @@ func parseAgo(text string) (time.Duration, error) {
 	if err == nil && d < 0 {
 		err = fmt.Errorf("%s is negative", text)
 	}
-	return time.Duration(days)*24*time.Hour + d, err
+	all := time.Duration(days)*24*time.Hour + d
+	if err == nil && all < d {
+		err = fmt.Errorf("%s is too long", text)
+	}
+	return all, err
 }
 
 func badTime(text string) error {

@@ -1,6 +1,7 @@
 package recordings
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,7 +113,7 @@ func (w *Writer) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if errors.Is(err, errGone) || errors.Is(err, ErrDamaged) && time.Since(begun) > maxPause {
+		if errors.Is(err, errGone) && time.Since(begun) > minPause {
 			w.log.Warn("the index of recordings is made anew from the files", "index", w.o.Path, "error", err)
 			continue
 		}
@@ -140,14 +141,24 @@ func (w *Writer) serve(ctx context.Context) error {
 		return err
 	}
 	defer x.Close()
-	mark, err := os.Stat(w.o.Path)
-	if err != nil {
-		return err
+	err = w.keep(ctx, x)
+	if errors.Is(err, ErrDamaged) && ctx.Err() == nil {
+		x.Close()
+		return cmp.Or(moveAside(w.o.Path, err, w.log), errGone)
 	}
+	return err
+}
+
+// keep compares an index that is open with the files, and writes what is reported.
+func (w *Writer) keep(ctx context.Context, x *Index) error {
 	if err := w.reconcile(ctx, x); err != nil {
 		return err
 	}
 	w.once.Do(func() { close(w.ready) })
+	var seen marks
+	if err := seen.look(w.o.Path); err != nil {
+		return err
+	}
 	look, again := time.NewTicker(lookPace), time.NewTicker(reconcilePace)
 	defer look.Stop()
 	defer again.Stop()
@@ -166,12 +177,8 @@ func (w *Writer) serve(ctx context.Context) error {
 				return err
 			}
 		case <-look.C:
-			now, err := os.Stat(w.o.Path)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := seen.look(w.o.Path); err != nil {
 				return err
-			}
-			if err != nil || !os.SameFile(mark, now) {
-				return errGone
 			}
 			if w.missed.Load() {
 				if err := w.reconcile(ctx, x); err != nil {
@@ -188,6 +195,25 @@ func (w *Writer) serve(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// marks are the files of an index as they were last seen: the database, its log, and the memory that its readers share.
+type marks [3]os.FileInfo
+
+// look returns errGone when one of them was removed, replaced or cut off. SQLite does none of that while the index is open.
+func (m *marks) look(path string) error {
+	for i, suffix := range []string{"", "-wal", "-shm"} {
+		now, err := os.Stat(path + suffix)
+		switch {
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return err
+		case err != nil && (i == 0 || m[i] != nil), err == nil && m[i] != nil && (!os.SameFile(m[i], now) || now.Size() < m[i].Size()):
+			return errGone
+		case err == nil:
+			m[i] = now
+		}
+	}
+	return nil
 }
 
 // write writes a report and those that wait behind it. It takes no longer than another process may hold the index, and is not given up half-way:
@@ -249,7 +275,7 @@ type Reconciled struct {
 }
 
 func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Reconciled)) (st Reconciled, err error) {
-	rows, err := x.rows(ctx, Query{})
+	rows, err := x.rows(ctx, Query{}, File{}, 0)
 	if err != nil {
 		return st, err
 	}
@@ -329,6 +355,21 @@ func Rebuild(ctx context.Context, path string, places []Place, log *slog.Logger,
 	if err != nil {
 		return Reconciled{}, err
 	}
-	defer x.Close()
+	defer func() {
+		if x != nil {
+			x.Close()
+		}
+	}()
+	st, err := x.reconcile(ctx, places, progress)
+	if !errors.Is(err, ErrDamaged) || ctx.Err() != nil {
+		return st, err
+	}
+	x.Close()
+	if err := moveAside(path, err, log); err != nil {
+		return st, err
+	}
+	if x, _, err = openWriter(ctx, path, log); err != nil {
+		return st, err
+	}
 	return x.reconcile(ctx, places, progress)
 }

@@ -130,6 +130,7 @@ func TestLoadErrors(t *testing.T) {
 		"deep braces":       {strings.Repeat("{a: ", 7_000), "nested too deeply"},
 		"deep dashes":       {strings.Repeat("- ", 29_000), "nested too deeply"},
 		"pipe for password": {"cameras: {a: {source: 'rtsp://h/a', username: u, password_file: " + pipe + "}}", "no plain file"},
+		"folder for index":  {"index: /\n" + ok, "index: / is no plain file"},
 		"no such file":      {"cameras: {a: {source: nothere.mp4}}", "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {

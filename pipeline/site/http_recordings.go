@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
@@ -28,6 +29,10 @@ const (
 type recordingsAPI struct {
 	site  *Site
 	slots chan struct{}
+
+	mu  sync.Mutex
+	of  *Config // whose library lib is
+	lib recordings.Library
 }
 
 func (s *Site) serveRecordings(m *http.ServeMux) {
@@ -39,27 +44,33 @@ func (s *Site) serveRecordings(m *http.ServeMux) {
 
 func (a *recordingsAPI) library() recordings.Library {
 	a.site.mu.Lock()
-	defer a.site.mu.Unlock()
-	return a.site.config.Library()
+	c := a.site.config
+	a.site.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.of != c {
+		a.of, a.lib = c, c.Library()
+	}
+	return a.lib
 }
 
 // open opens the index; where it cannot, it has answered and returns nil.
-func (a *recordingsAPI) open(w http.ResponseWriter, lib recordings.Library) *recordings.Index {
+func (a *recordingsAPI) open(w http.ResponseWriter, r *http.Request, lib recordings.Library) *recordings.Index {
 	if lib.Index == "" {
 		fail(w, http.StatusNotFound, "this site keeps no index of recordings")
 		return nil
 	}
 	x, err := recordings.OpenIndex(lib.Index)
 	if err != nil {
-		a.unavailable(w, err)
+		a.unavailable(w, r, err)
 		return nil
 	}
 	return x
 }
 
 // unavailable answers for an index that cannot be read now.
-func (a *recordingsAPI) unavailable(w http.ResponseWriter, err error) {
-	if !errors.Is(err, fs.ErrNotExist) {
+func (a *recordingsAPI) unavailable(w http.ResponseWriter, r *http.Request, err error) {
+	if !errors.Is(err, fs.ErrNotExist) && r.Context().Err() == nil { // else the client has left
 		a.site.log.Warn("the index of recordings cannot be read", "error", err)
 	}
 	w.Header().Set("Retry-After", "5")
@@ -129,15 +140,15 @@ func (a *recordingsAPI) list(w http.ResponseWriter, r *http.Request) {
 		limit = n
 	}
 	lib := a.library()
-	x := a.open(w, lib)
+	x := a.open(w, r, lib)
 	if x == nil {
 		return
 	}
 	defer x.Close()
-	q.Places = lib.Places
+	q.Places, q.Limit = lib.Places, limit+1
 	files, err := x.List(r.Context(), q)
 	if err != nil {
-		a.unavailable(w, err)
+		a.unavailable(w, r, err)
 		return
 	}
 	answerOf := struct {
@@ -214,14 +225,14 @@ func (a *recordingsAPI) export(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-a.slots }()
 	}
 	lib := a.library()
-	x := a.open(w, lib)
+	x := a.open(w, r, lib)
 	if x == nil {
 		return
 	}
 	defer x.Close()
 	files, err := x.List(r.Context(), recordings.Query{Keys: []string{key}, From: from, To: to, Places: lib.Places})
 	if err != nil {
-		a.unavailable(w, err)
+		a.unavailable(w, r, err)
 		return
 	}
 	out := newLongAnswer(w)
@@ -263,14 +274,14 @@ func (a *recordingsAPI) file(w http.ResponseWriter, r *http.Request) {
 		if p.Key != key || !filepath.IsLocal(filepath.FromSlash(name)) {
 			continue
 		}
-		x := a.open(w, lib)
+		x := a.open(w, r, lib)
 		if x == nil {
 			return
 		}
 		known, err := x.Has(r.Context(), key, filepath.Join(p.Dir, filepath.FromSlash(name)))
 		x.Close()
 		if err != nil {
-			a.unavailable(w, err)
+			a.unavailable(w, r, err)
 			return
 		}
 		if !known {

@@ -269,6 +269,18 @@ func TestExportBounds(t *testing.T) {
 	require.Len(t, a.slots, httpExports-1, "its place is free again")
 }
 
+// A client that leaves is no fault of the index; one that is a folder is.
+func TestUnavailableLog(t *testing.T) {
+	var log text
+	a := &recordingsAPI{site: &Site{log: slog.New(slog.NewTextHandler(&log, nil))}}
+	ctx, leave := context.WithCancel(t.Context())
+	leave()
+	a.unavailable(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/recordings", nil), fmt.Errorf("list: %w", context.Canceled))
+	require.Empty(t, log.String())
+	require.Nil(t, a.open(httptest.NewRecorder(), httptest.NewRequest("GET", "/recordings", nil), recordings.Library{Index: t.TempDir()}))
+	require.Contains(t, log.String(), "not a plain file")
+}
+
 // goneClient goes away with the first byte.
 type goneClient struct {
 	*httptest.ResponseRecorder

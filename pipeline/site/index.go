@@ -94,12 +94,27 @@ func (c *Config) places() []recordings.Place {
 	slices.SortStableFunc(all, func(a, b named) int { return cmp.Compare(len(b.key), len(a.key)) })
 	var places []recordings.Place
 	for i, n := range all { // a file is that of the longest key that it matches: the first to be walked
-		earlier := all[:i]
+		earlier := slices.DeleteFunc(slices.Clone(all[:i]), func(o named) bool {
+			return o.key == n.key || !within(o.files.Dir, n.files.Dir) && !within(n.files.Dir, o.files.Dir)
+		})
 		places = append(places, recordings.Place{Key: n.key, Dir: n.files.Dir, Match: func(path string) bool {
-			return n.files.Match(path) && !slices.ContainsFunc(earlier, func(o named) bool { return o.key != n.key && o.files.Match(path) })
+			return n.files.Match(path) && !slices.ContainsFunc(earlier, func(o named) bool { return o.files.Match(path) })
 		}})
 	}
 	return places
+}
+
+// within says whether dir is root or lies in it.
+func within(dir, root string) bool {
+	return dir == root || strings.HasPrefix(dir, strings.TrimSuffix(root, "/")+"/")
+}
+
+// CheckIndex says why the site could not keep its index in the file that is there.
+func (c *Config) CheckIndex() error {
+	if err := recordings.CheckIndex(c.indexPath()); err != nil {
+		return &FieldError{File: c.name, Field: "index", Err: err}
+	}
+	return nil
 }
 
 // LoadRecordings reads from a site file where its recordings lie. What is wrong with the rest of the file, such as passwords that this user may not
@@ -139,6 +154,9 @@ func aboutRecordings(path string) bool {
 func (d *decoder) checkIndex(c *Config) {
 	if c.Index != "" && c.Index != noIndex {
 		c.Index = d.beside(c.Index)
+		if info, err := os.Stat(c.Index); err == nil && !info.Mode().IsRegular() {
+			d.complain("index", "%s is no plain file: want the name of a file for the index, or off", c.Index)
+		}
 	}
 }
 

@@ -1,0 +1,220 @@
+package recordings
+
+import (
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/mux"
+)
+
+// tamper runs SQL in an index.
+func tamper(t *testing.T, path, text string) {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	require.NoError(t, err)
+	_, err = db.Exec(text)
+	require.NoError(t, err)
+	require.NoError(t, db.Close())
+}
+
+// What is no index stays where it is, whatever it is, and is not waited for.
+func TestForeignFiles(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	for name, put := range map[string]func(path string) error{
+		"folder":   func(path string) error { return os.Mkdir(path, 0o700) },
+		"pipe":     func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"text":     func(path string) error { return os.WriteFile(path, []byte("cameras: {}\n"), 0o600) },
+		"a byte":   func(path string) error { return os.WriteFile(path, []byte{1}, 0o600) },
+		"empty":    func(path string) error { return os.WriteFile(path+".yaml", make([]byte, 4096), 0o600) },
+		"database": func(path string) error { tamper(t, path, "CREATE TABLE mine (x)"); return nil },
+		"damaged database": func(path string) error {
+			tamper(t, path, "CREATE TABLE mine (x)")
+			return os.Truncate(path, 5000)
+		},
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "index.db")
+		require.NoError(t, put(path))
+		if name == "empty" {
+			path += ".yaml"
+		}
+		_, err := OpenIndex(path)
+		require.ErrorIs(t, err, ErrForeign, name)
+		require.ErrorIs(t, CheckIndex(path), ErrForeign, name)
+		_, err = Rebuild(t.Context(), path, nil, slog.New(slog.DiscardHandler), nil)
+		require.ErrorIs(t, err, ErrForeign, name)
+		names, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, names, 1, name)
+	}
+}
+
+// An index whose contents are wrong is seen as damaged and made anew from the files.
+func TestTamperedIndex(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	s := camera(t, "320x180", 10, x264...)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index.db")
+	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
+	require.NoError(t, err)
+	want := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
+	_, err = Rebuild(t.Context(), path, []Place{place}, slog.New(slog.DiscardHandler), nil)
+	require.NoError(t, err)
+	good, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for name, change := range map[string]string{
+		"a text for a time": "UPDATE files SET start = 'long ago'",
+		"a column less":     "ALTER TABLE files DROP COLUMN cause",
+		"a trigger":         "CREATE TRIGGER t AFTER INSERT ON files BEGIN DELETE FROM files; END",
+		"a view":            "DROP TABLE files; CREATE VIEW files AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n) SELECT * FROM n",
+		"no index of times": "DROP INDEX files_by_time",
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, os.WriteFile(path, good, 0o600))
+			tamper(t, path, change)
+			_, err := Library{Index: path}.List(t.Context(), Query{}, slog.New(slog.DiscardHandler), nil)
+			require.ErrorIs(t, err, ErrDamaged)
+			var log text
+			w := NewWriter(WriterOptions{Path: path, Places: []Place{place}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			stop := run(t, w)
+			<-w.Ready()
+			stop()
+			require.Contains(t, log.String(), "moved aside")
+			requireFiles(t, want, list(t, path, Query{}), ticks[mux.FMP4], true)
+
+			require.NoError(t, os.WriteFile(path, good, 0o600))
+			tamper(t, path, change)
+			_, err = Rebuild(t.Context(), path, []Place{place}, slog.New(slog.DiscardHandler), nil)
+			require.NoError(t, err)
+			requireFiles(t, want, list(t, path, Query{}), ticks[mux.FMP4], true)
+		})
+	}
+}
+
+// A process that reads the index it writes keeps its locks: to other programs it stays in use.
+func TestIndexStaysLocked(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	path := filepath.Join(t.TempDir(), "index.db")
+	w := NewWriter(WriterOptions{Path: path})
+	stop := run(t, w)
+	<-w.Ready()
+	f, err := os.Open(path) // closed at the end: closing it gives up the locks
+	require.NoError(t, err)
+	defer f.Close()
+	defer stop()
+	locked := func() bool {
+		const sharedFirst, sharedSize = 0x40000002, 510 // SQLite's
+		l := unix.Flock_t{Type: unix.F_WRLCK, Start: sharedFirst, Len: sharedSize}
+		require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l))
+		return l.Type != unix.F_UNLCK
+	}
+	require.True(t, locked())
+	for range 3 {
+		require.Empty(t, list(t, path, Query{}))
+		require.True(t, locked())
+	}
+}
+
+// The log of an index that is in use is removed, or the database cut off: it is seen, and the index says what the files do.
+func TestIndexLogGone(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	s := camera(t, "320x180", 10, x264...)
+	for name, spoil := range map[string]func(path string) error{
+		"log":      func(path string) error { return os.Remove(path + "-wal") },
+		"database": func(path string) error { return os.Truncate(path, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "index.db")
+			place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
+			require.NoError(t, err)
+			var log text
+			w := NewWriter(WriterOptions{Path: path, Places: []Place{place}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			stop := run(t, w)
+			<-w.Ready()
+			want := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
+			for _, f := range want {
+				w.Finished(f)
+			}
+			testenv.Eventually(t, 10*time.Second, func() error { return hasFiles(path, len(want)) })
+			tamper(t, path, "PRAGMA wal_checkpoint(PASSIVE)")
+			require.NoError(t, spoil(path))
+			testenv.Eventually(t, 20*time.Second, func() error {
+				if got := log.String(); !strings.Contains(got, "made anew from the files") {
+					return fmt.Errorf("log: %s", got)
+				}
+				return hasFiles(path, len(want))
+			})
+			stop()
+			requireFiles(t, want, list(t, path, Query{}), ticks[mux.FMP4], true)
+		})
+	}
+}
+
+// Rows are believed no further than the folders of the recordings: not those of other files, nor through a link that leads out.
+func TestRowsOutside(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	s := camera(t, "320x180", 10, x264...)
+	dir, outside := t.TempDir(), t.TempDir()
+	path := filepath.Join(dir, "index.db")
+	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
+	require.NoError(t, err)
+	mine := s.record(t, dir, "door", mux.FMP4, time.Hour, s.packets)
+	foreign := s.record(t, outside, "door", mux.FMP4, time.Hour, s.packets)[0]
+	x, _, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	linked := foreign
+	require.NoError(t, os.Symlink(filepath.Dir(foreign.Path), filepath.Join(dir, "door", "1999-01-01")))
+	linked.Path = filepath.Join(dir, "door", "1999-01-01", filepath.Base(foreign.Path))
+	for _, f := range []File{foreign, linked} {
+		require.NoError(t, x.apply(t.Context(), []change{{File: mine[0]}, {File: f}}))
+	}
+	require.NoError(t, x.Close())
+	require.Len(t, list(t, path, Query{}), 3)
+	got := list(t, path, Query{Places: []Place{place}})
+	for _, f := range got {
+		require.NotEqual(t, foreign.Path, f.Path)
+		file, err := f.open()
+		if f.Path == linked.Path {
+			require.Error(t, err, "a link leads out")
+			continue
+		}
+		require.NoError(t, err)
+		file.Close()
+	}
+}
+
+// A list that is bounded is the beginning of the whole one, whatever stands between its files.
+func TestListLimit(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index.db")
+	x, _, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	var batch []change
+	for i := range 4 * listPage {
+		f := File{Key: fmt.Sprintf("cam%d", i%3), Path: filepath.Join(dir, fmt.Sprintf("%d.mp4", i)), Start: at(float64(i / 6)), End: at(float64(i/6 + 1)), Video: 27, Cause: Continuous, Finished: true}
+		if i%7 == 0 { // the others are gone
+			require.NoError(t, os.WriteFile(f.Path, nil, 0o600))
+		}
+		batch = append(batch, change{File: f})
+	}
+	require.NoError(t, x.apply(t.Context(), batch))
+	require.NoError(t, x.Close())
+	all := list(t, path, Query{})
+	require.Len(t, all, (4*listPage+6)/7)
+	for _, n := range []int{1, 2, 60, len(all) - 1, len(all), len(all) + 1} {
+		require.Equal(t, all[:min(n, len(all))], list(t, path, Query{Limit: n}), n)
+	}
+}
