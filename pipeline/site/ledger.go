@@ -46,7 +46,8 @@ type ledger struct {
 	looking, busy atomic.Bool // what was asked of the disk for this ledger has not been answered yet
 
 	scanned  time.Time
-	total    int64 // bytes of all finished files
+	failedAt time.Time // when a scan failed; zero = the last one did not
+	total    int64     // bytes of all finished files
 	count    int
 	oldest   []keptFile // in order of time
 	complete bool       // oldest and aside hold all files
@@ -104,14 +105,27 @@ func (k *keeper) scan(ctx context.Context, l *ledger) {
 	l.scanning, l.late = true, nil
 	aside := maps.Clone(l.aside)
 	k.mu.Unlock()
-	found, recent, count, total, complete := l.walk(ctx, aside)
+	found, recent, count, total, complete, err := l.walk(ctx, aside)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	l.scanning = false
 	if ctx.Err() != nil {
 		return
 	}
-	l.scanned, l.total, l.count = time.Now(), total, count
+	now := time.Now()
+	if err != nil { // what was known stays, and what was finished meanwhile is added to it
+		for _, e := range l.late {
+			l.add(e)
+		}
+		l.late = nil
+		if l.failedAt = now; now.Sub(k.unreadTold) >= tellPace || now.Before(k.unreadTold) {
+			k.unreadTold = now
+			k.log.Warn("recordings cannot be counted, and none of them is removed that is not known already; it is tried again", "folder", l.files.Dir, "error", err)
+		}
+		return
+	}
+	l.failedAt = time.Time{}
+	l.scanned, l.total, l.count = now, total, count
 	l.complete = complete
 	l.oldest = found
 	for _, e := range l.late {
@@ -123,22 +137,27 @@ func (k *keeper) scan(ctx context.Context, l *ledger) {
 }
 
 // walk finds the oldest finished files but those that are set aside, and counts all. recent are the names of those that were finished
-// lately; complete says that found is all there is.
-func (l *ledger) walk(ctx context.Context, aside map[string]keptFile) (found []keptFile, recent map[string]bool, count int, total int64, complete bool) {
+// lately; complete says that found is all there is. With an error nothing is known.
+func (l *ledger) walk(ctx context.Context, aside map[string]keptFile) (
+	found []keptFile, recent map[string]bool, count int, total int64, complete bool, err error,
+) {
 	recent = map[string]bool{}
 	root, err := os.OpenRoot(l.files.Dir) // never leaves the folder, whatever links stand in it
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, recent, 0, 0, true, nil // nothing was recorded yet
+	}
 	if err != nil {
-		return nil, recent, 0, 0, true // nothing was recorded yet
+		return nil, nil, 0, 0, false, err
 	}
 	defer root.Close()
 	now, skipped := time.Now(), 0
-	_ = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		path := filepath.Join(l.files.Dir, name)
 		if err != nil {
-			return nil // a folder that went away, or is not ours to read
+			return unlessForeign(name, err)
 		}
 		if d.IsDir() {
 			l.tidy(root, name, d, now)
@@ -149,12 +168,12 @@ func (l *ledger) walk(ctx context.Context, aside map[string]keptFile) (found []k
 		}
 		info, err := d.Info()
 		if err != nil {
-			return nil
+			return unlessForeign(name, err)
 		}
 		e := keptFile{path: path, size: info.Size(), at: info.ModTime()}
 		if now.Sub(e.at) < maybeOpen {
 			if open, err := isOpen(root, name); err != nil || open {
-				return nil
+				return unlessForeign(name, err)
 			}
 			recent[path] = true
 		}
@@ -171,8 +190,21 @@ func (l *ledger) walk(ctx context.Context, aside map[string]keptFile) (found []k
 		}
 		return nil
 	})
+	if err != nil {
+		return nil, nil, 0, 0, false, err
+	}
 	slices.SortFunc(found, older)
-	return found[:min(len(found), ledgerFiles)], recent, count, total, count-skipped <= ledgerFiles
+	return found[:min(len(found), ledgerFiles)], recent, count, total, count-skipped <= ledgerFiles, nil
+}
+
+// unlessForeign passes over what went away meanwhile, and what lies below the folder and is not ours to read, such as lost+found. Any other error, of
+// the disk or for want of descriptors, hides files that are ours.
+func unlessForeign(name string, err error) error {
+	foreign := errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENXIO)
+	if errors.Is(err, fs.ErrNotExist) || foreign && name != "." {
+		return nil
+	}
+	return err
 }
 
 // tidy removes a folder that has been empty for long and was not made by others.

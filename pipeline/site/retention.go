@@ -21,6 +21,8 @@ const (
 	keepPace = 2 * time.Second
 	// rescanAfter is when the folders are read again: files that others have removed or added are seen then.
 	rescanAfter = time.Hour
+	// rescanFailed is the pause after folders could not be read.
+	rescanFailed = 10 * time.Second
 	// resultsRescan is the same for the files of results, of which there are few, and which are not told of.
 	resultsRescan = time.Minute
 )
@@ -43,6 +45,8 @@ type keeper struct {
 	ages    ages
 	told    time.Time // when it was last said that nothing is left to remove
 	failed  time.Time // when it was last said that files cannot be removed
+
+	unreadTold time.Time // when it was last said that folders cannot be read
 }
 
 func newKeeper(log *slog.Logger) *keeper {
@@ -135,7 +139,12 @@ func (k *keeper) list() (all, list []*ledger, site Retention) {
 func (k *keeper) unread(l *ledger, now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return l.scanned.IsZero() || now.Sub(l.scanned) > l.rescan() || now.Before(l.scanned)
+	return !l.pausing(now) && (l.scanned.IsZero() || now.Sub(l.scanned) > l.rescan() || now.Before(l.scanned))
+}
+
+// pausing says whether the folders could not be read a moment ago. It is for those who hold the keeper's mutex.
+func (l *ledger) pausing(now time.Time) bool {
+	return !l.failedAt.IsZero() && now.Sub(l.failedAt).Abs() < rescanFailed
 }
 
 // freeOf is the space on the disk of a ledger, if it has answered.
@@ -281,7 +290,7 @@ func (k *keeper) total(ledgers []*ledger) (sum int64) {
 func (k *keeper) oldest(ctx context.Context, ledgers []*ledger) (e keptFile, from *ledger) {
 	for _, l := range ledgers {
 		k.mu.Lock()
-		empty := len(l.oldest) == 0 && !l.complete && len(l.aside) < maxAside
+		empty := len(l.oldest) == 0 && !l.complete && len(l.aside) < maxAside && !l.pausing(time.Now())
 		k.mu.Unlock()
 		if empty {
 			k.do(l, func() { k.scan(ctx, l) })

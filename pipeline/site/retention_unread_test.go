@@ -1,0 +1,68 @@
+package site
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A folder that cannot be read is not an empty one: what is known of it stays, and it is read again after a pause.
+func TestRetentionUnreadFolder(t *testing.T) {
+	s := newShelf(t, strings.Replace(shelfSite, "RETENTION", "{size: 100K}", 1))
+	known := func() (files int64, counted bool) {
+		for _, kept := range s.k.kept() {
+			if kept.key == "a" {
+				files, counted = kept.files, kept.counted
+			}
+		}
+		return files, counted
+	}
+	for i := range 3 {
+		s.put(fmt.Sprintf("a/2026-01-0%d/00.mp4", i+1), 48*time.Hour)
+	}
+	folder, away := filepath.Join(s.dir, "rec/a"), filepath.Join(s.dir, "away")
+	require.NoError(t, os.Rename(folder, away))
+	require.NoError(t, os.WriteFile(folder, nil, 0o600)) // ENOTDIR, whoever asks
+	s.pass()
+	_, counted := known()
+	require.False(t, counted, "nothing is known yet")
+
+	require.NoError(t, os.Remove(folder))
+	require.NoError(t, os.Rename(away, folder))
+	s.pass()
+	_, counted = known()
+	require.False(t, counted, "it is tried again after a pause")
+	s.now = s.now.Add(2 * rescanFailed)
+	s.pass()
+	files, counted := known()
+	require.Equal(t, []any{int64(3), true}, []any{files, counted})
+
+	require.NoError(t, os.Rename(folder, away))
+	require.NoError(t, os.WriteFile(folder, nil, 0o600))
+	s.now = s.now.Add(2 * rescanAfter)
+	s.pass()
+	files, counted = known()
+	require.Equal(t, []any{int64(3), true}, []any{files, counted}, "the old numbers stay")
+
+	require.NoError(t, os.Remove(folder))
+	s.now = s.now.Add(2 * rescanAfter)
+	s.pass()
+	files, counted = known()
+	require.Equal(t, []any{int64(0), true}, []any{files, counted}, "a folder that is not there is empty")
+}
+
+func TestUnlessForeign(t *testing.T) {
+	for err, passed := range map[error][2]bool{ // of the folder itself, and of what lies below it
+		fs.ErrNotExist: {true, true}, syscall.EACCES: {false, true}, syscall.ELOOP: {false, true}, syscall.EMFILE: {}, syscall.EIO: {}, syscall.ENOMEM: {},
+	} {
+		err := &fs.PathError{Op: "open", Path: "x", Err: err}
+		require.Equal(t, passed, [2]bool{unlessForeign(".", err) == nil, unlessForeign("a/x.mp4", err) == nil}, err)
+	}
+}
