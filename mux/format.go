@@ -79,6 +79,24 @@ func (f Format) Extension() string {
 	return "." + string(f)
 }
 
+// ErrCannotHold says that a container has no place for a codec: no later attempt will find one.
+var ErrCannotHold = errors.New("the container cannot hold this codec")
+
+// unheld is an ErrCannotHold that says which.
+type unheld string
+
+func (e unheld) Error() string        { return string(e) }
+func (e unheld) Is(target error) bool { return target == ErrCannotHold }
+
+// HoldsVideo says whether a format can hold a video codec, and what stands in the way: an ErrCannotHold.
+func HoldsVideo(f Format, codec uint32) error {
+	if f == AnnexB {
+		return nil
+	}
+	_, err := muxerFor(f, codec)
+	return err
+}
+
 // More codec ids of FFmpeg that containers are asked about; media names those that sources deliver.
 const (
 	pcmS16LE = 65536
@@ -102,10 +120,10 @@ func muxerFor(f Format, video uint32) (string, error) {
 		case media.H264, media.HEVC, media.MPEG1, media.MPEG2, media.MPEG4:
 			return "mpegts", nil
 		}
-		return "", fmt.Errorf("an MPEG transport stream cannot hold this video (%s): use mkv or fmp4", media.CodecName(video))
+		return "", unheld(fmt.Sprintf("an MPEG transport stream cannot hold this video (%s): use mkv or fmp4", media.CodecName(video)))
 	case FLV:
 		if video != media.H264 && video != media.HEVC && video != media.AV1 {
-			return "", fmt.Errorf("FLV cannot hold this video (%s)", media.CodecName(video))
+			return "", unheld(fmt.Sprintf("FLV cannot hold this video (%s)", media.CodecName(video)))
 		}
 		return "flv", nil
 	case NUT:

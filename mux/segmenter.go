@@ -130,9 +130,12 @@ func (s *Segmenter) Kept() int64 {
 	return s.good
 }
 
+// Open says whether a file is open, which has what the last Write took.
+func (s *Segmenter) Open() bool { return s.w != nil }
+
 // Write takes the next packet of a track, in decoding order. A file that cannot be opened or written gives an error once; after
 // a pause the next keyframe tries again, and what comes in between is counted as lost. ErrNoSize says that a file cannot begin
-// with this keyframe; it is waited for the next one.
+// with this keyframe; it is waited for the next one. ErrCannotHold says that no file of this format will do.
 func (s *Segmenter) Write(track int, p media.Packet) error {
 	if track == AudioTrack {
 		return s.writeAudio(p)
@@ -204,6 +207,9 @@ func (s *Segmenter) keyframe(p media.Packet) error {
 }
 
 func (s *Segmenter) open(p media.Packet, format bitstream.Format) error {
+	if err := HoldsVideo(s.o.Format, s.video.CodecID); err != nil { // before there is a file: it is no failure of the disk, and stays
+		return fmt.Errorf("begin recording: %w", err)
+	}
 	start := time.Unix(0, p.PTS)
 	f, err := s.o.Create(start)
 	if err != nil {

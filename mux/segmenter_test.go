@@ -555,6 +555,22 @@ func TestPattern(t *testing.T) {
 	}
 }
 
+// A codec for which the container has no place is no failure of the disk, and leaves no file behind.
+func TestSegmenterCannotHold(t *testing.T) {
+	for _, f := range []Format{TS, FLV} {
+		s := NewSegmenter(SegmenterOptions{Format: f, Create: func(time.Time) (File, error) {
+			t.Error("a file was made")
+			return nil, io.ErrClosedPipe
+		}}, media.Track{Kind: media.Video, CodecID: media.VP9}, nil)
+		for range 2 {
+			err := s.Write(VideoTrack, media.Packet{PTS: 1, DTS: 1, Flags: media.FlagKey, Data: []byte{1}})
+			var w *WriteError
+			require.False(t, errors.As(err, &w), err)
+			require.ErrorIs(t, err, ErrCannotHold)
+		}
+	}
+}
+
 func TestWriteErrorUnwraps(t *testing.T) {
 	require.True(t, errors.Is(&WriteError{Err: io.EOF}, io.EOF))
 }
