@@ -253,8 +253,8 @@ func (r *recorder) count() {
 // tellAgain is how often a failure that lasts is logged.
 const tellAgain = time.Minute
 
-// failed decides about an error of the segmenter: what the disk does to a recording that runs is waited out, what is wrong from
-// the start ends it.
+// failed decides about an error of the segmenter: what the disk does to a recording that runs, or that waits for events, is waited out; what is
+// wrong from the start, or will be wrong always, ends it.
 func (r *recorder) failed(err error) error {
 	if errors.Is(err, mux.ErrNoSize) { // one keyframe of a camera does not end a recording
 		if now := time.Now(); now.Sub(r.unreadable) >= tellAgain {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/mux"
+	"github.com/cfpipe/cfpipe/packetring"
 	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
@@ -43,6 +44,8 @@ const (
 	silencePace = 500 * time.Millisecond
 	// eventRetry is the pause after a camera could not be read.
 	eventRetry = time.Second
+	// longestGOP is how far behind what is written an event that is read again may begin; what lies further behind is of a clock that was set.
+	longestGOP = time.Minute
 )
 
 // eventRecorder is what a recorder on events has besides.
@@ -50,9 +53,12 @@ type eventRecorder struct {
 	plan    *trigger.Plan
 	now     trigger.Event // the one that is recorded
 	files   int           // of it
+	written int64         // DTS of its newest picture that was written; 0 = none was
 	waiting atomic.Int64  // since when the next packet is waited for, after monotonicStart; 0 = one is being written
 	reach   bool          // it was told how far the ring reaches back
 	short   bool          // and that it is too small
+
+	next func(context.Context, *interleaver) (item, error) // tests: reading that fails; nil = interleaver.next
 }
 
 // events waits for triggers and records until Duration is over (nil) or ctx is done (ctx's error).
@@ -99,7 +105,13 @@ func (r *recorder) events(ctx context.Context) error {
 		select {
 		case <-r.on.plan.Started():
 			for r.on.plan.Event() != nil && life.Err() == nil {
-				r.event(life)
+				again, err := r.event(life)
+				if err != nil {
+					return err
+				}
+				if again {
+					pause(life, eventRetry)
+				}
 			}
 		case <-look.C:
 			r.lookBack()
@@ -108,7 +120,9 @@ func (r *recorder) events(ctx context.Context) error {
 		if life.Err() != nil {
 			server.Close() // from here on no trigger is taken; what one was taken for has its file
 			for r.on.plan.Event() != nil {
-				r.event(life)
+				if _, err := r.event(life); err != nil {
+					return err
+				}
 			}
 			return ctx.Err()
 		}
@@ -136,14 +150,15 @@ func (r *recorder) lookBack() {
 	r.on.reach, r.on.short = true, short
 }
 
-// event records the plan's event, or as much of it as can be read without another attempt.
-func (r *recorder) event(ctx context.Context) {
+// event records the plan's event, or as much of it as can be read without another attempt: again says that it takes one, after a pause. The next
+// attempt goes on behind what is written. An error ends the recorder.
+func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 	ev := r.on.plan.Event()
 	log := r.log.With("event", ev.ID)
 	if ev.ID != r.on.now.ID {
 		r.o.Counter.events.Add(1)
 		log.Info("event", "reason", ev.Reason, "trigger", ev.Trigger.Format(time.RFC3339Nano))
-		r.on.files = 0
+		r.on.files, r.on.written = 0, 0
 	}
 	r.on.now = *ev
 	r.o.Counter.event.Store(true)
@@ -152,11 +167,15 @@ func (r *recorder) event(ctx context.Context) {
 	reading, stop := r.untilSilent(ctx)
 	defer func() { stop() }()
 	view := viewRing(r.o.Key)
+	start, written := ev.Start, r.on.written
+	if written != 0 {
+		start = time.Unix(0, written)
+	}
 	joining, joined := outlast(reading, restLimit) // an event that has just begun is recorded though the recorder is to stop
 	defer joined()
 	in, err := newInterleaver(joining, interleaverOptions{
 		SubscribeOptions: SubscribeOptions{
-			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: "record", Start: StartAt(ev.Start.Add(-view.shift)), WaitForKey: -1, Logger: r.o.Logger,
+			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: "record", Start: StartAt(start.Add(-view.shift)), WaitForKey: -1, Logger: r.o.Logger,
 		},
 		NoAudio: r.o.NoAudio, Rest: recordRest,
 	})
@@ -169,13 +188,12 @@ func (r *recorder) event(ctx context.Context) {
 			if r.on.files == 0 {
 				log.Warn("the event has no pictures", "error", err)
 			}
-			return
+			return false, nil
 		case reading.Err() != nil:
-			return
+			return false, nil
 		}
 		log.Warn("the camera cannot be read for this event", "error", err, "again_in", eventRetry)
-		pause(ctx, eventRetry)
-		return
+		return true, nil
 	}
 	defer in.Close()
 	in.shift = int64(view.shift)
@@ -197,17 +215,17 @@ func (r *recorder) event(ctx context.Context) {
 			log.Info("event ended", "files", r.on.files, "length", r.on.now.End.Sub(r.on.now.Start).Round(time.Millisecond))
 		}
 	}()
-	for first := true; ; {
+	for first := written == 0; ; {
 		r.on.waiting.Store(int64(time.Since(monotonicStart)))
-		it, err := in.next(reading)
+		it, err := r.nextOf(reading, in)
 		r.on.waiting.Store(0)
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
-			return
+			return false, nil
 		case reading.Err() != nil: // over, and silent
 			if r.ended(ctx, log) {
-				return
+				return false, nil
 			}
 			stop() // a trigger has prolonged it meanwhile
 			reading, stop = r.untilSilent(ctx)
@@ -215,8 +233,7 @@ func (r *recorder) event(ctx context.Context) {
 			continue
 		default:
 			log.Error("reading for the event has ended", "error", err, "again_in", eventRetry)
-			pause(ctx, eventRetry)
-			return
+			return true, nil
 		}
 		r.notice(it)
 		if first && it.Track == videoTrack {
@@ -233,15 +250,34 @@ func (r *recorder) event(ctx context.Context) {
 				continue
 			}
 			if behind && r.finished(at, log) {
-				return
+				return false, nil
 			}
 		}
+		if written != 0 {
+			if it.Track != videoTrack || !resumes(it, written) {
+				continue
+			}
+			written = 0
+		}
 		if err := r.write(it); err != nil {
-			log.Error("the event cannot be written", "error", err, "again_in", eventRetry)
-			pause(ctx, eventRetry)
-			return
+			return false, err
+		}
+		if it.Track == videoTrack && r.segmenter.Open() {
+			r.on.written = it.DTS
 		}
 	}
+}
+
+func (r *recorder) nextOf(ctx context.Context, in *interleaver) (item, error) {
+	if r.on.next != nil {
+		return r.on.next(ctx, in)
+	}
+	return in.next(ctx)
+}
+
+// resumes says whether an event that is written up to a DTS goes on with this access unit.
+func resumes(it item, written int64) bool {
+	return it.Flags&packetring.FlagKey != 0 && (it.DTS > written || it.DTS < written-int64(longestGOP))
 }
 
 // behindEnd says whether a packet lies behind an event's end, which lies past before now, and when that is so. What has just come is as
