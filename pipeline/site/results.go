@@ -18,7 +18,9 @@ const (
 	resultsRetry = 5 * time.Second
 	// triggerPace is the shortest time between two triggers of one inference; each is asked for once at a time.
 	triggerPace = 500 * time.Millisecond
-	tellPace    = time.Minute
+	// oldResult is how long a result may wait for a trigger: what was seen before is no reason to record now.
+	oldResult = time.Second
+	tellPace  = time.Minute
 )
 
 // InferStats are those of an inference in a site.
@@ -101,14 +103,24 @@ func (r *results) close() {
 type ruler struct {
 	spec  spec
 	log   *slog.Logger
-	seen  chan float64
+	seen  chan sighting // the newest, where it waits
 	count atomic.Uint64
 }
 
-// saw passes a result on, unless one waits already.
+// sighting is a result that the rule is about.
+type sighting struct {
+	value float64
+	at    time.Time
+}
+
+// saw passes a result on, in place of one that waits.
 func (r *ruler) saw(v float64) {
 	select {
-	case r.seen <- v:
+	case <-r.seen:
+	default:
+	}
+	select {
+	case r.seen <- sighting{v, time.Now()}:
 	default:
 	}
 }
@@ -118,15 +130,18 @@ func (r *ruler) run(ctx context.Context) {
 	rule := r.spec.Infer.Trigger
 	var told time.Time
 	for {
-		var v float64
+		var s sighting
 		select {
-		case v = <-r.seen:
+		case s = <-r.seen:
 		case <-ctx.Done():
 			return
 		}
+		if time.Since(s.at) > oldResult { // a recorder that hung has held up the rule
+			continue
+		}
 		asking, cancel := context.WithTimeout(ctx, triggerWait)
 		took, err := trigger.Send(asking, r.spec.RuntimeDir, r.spec.Key, trigger.Request{
-			Action: trigger.Momentary, For: time.Duration(rule.For), Reason: fmt.Sprintf("%.100s %.4g", rule.Output, v),
+			Action: trigger.Momentary, For: time.Duration(rule.For), Reason: fmt.Sprintf("%.100s %.4g", rule.Output, s.value),
 		})
 		cancel()
 		r.count.Add(uint64(len(took)))
@@ -155,7 +170,7 @@ func runInfer(ctx context.Context, s spec, log *slog.Logger, probe func(func() r
 		o.Out = out
 		defer out.close()
 	}
-	rule := &ruler{spec: s, log: log, seen: make(chan float64, 1)}
+	rule := &ruler{spec: s, log: log, seen: make(chan sighting, 1)}
 	if r := s.Infer.Trigger; r != nil {
 		o.Watch = &pipeline.InferWatch{Output: r.Output, Above: r.Above, Seen: rule.saw}
 		life, stop := context.WithCancel(ctx)
