@@ -3,6 +3,7 @@ package mux
 import (
 	"strings"
 	"time"
+	"unicode"
 )
 
 // Origin is what a recording says of itself, whatever its name.
@@ -25,14 +26,14 @@ const provider = "cfpipe"
 // maxCause bounds what is said of the cause: the name of a service has one byte for its length.
 const maxCause = 120
 
+// maxKey is more than a key has: what was cut off is none.
+const maxKey = 64
+
 // metadata tells an output's origin.
 func (o Origin) metadata(f Format) map[string]string {
 	start := o.Start.UTC().Format(originTime)
 	m := map[string]string{}
-	if len(o.Cause) > maxCause {
-		o.Cause = o.Cause[:maxCause]
-	}
-	o.Cause = strings.ToValidUTF8(o.Cause, "")
+	o.Cause = plain(o.Cause, maxCause)
 	put := func(name, value string) {
 		if value != "" {
 			m[name] = value
@@ -50,7 +51,22 @@ func (o Origin) metadata(f Format) map[string]string {
 	return m
 }
 
-// readOrigin reads it back. tag returns an entry of a file's metadata.
+// plain is text of n bytes at most and of one line: a file may come from anywhere, and what it says goes into answers and logs.
+func plain(s string, n int) string {
+	s = strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) {
+			return ' '
+		}
+		return c
+	}, strings.ToValidUTF8(s[:min(len(s), n)], ""))
+	return strings.TrimSpace(s)
+}
+
+// plausible says whether a time is one that Unix nanoseconds hold with room for the length of a recording: 1970 to 2261.
+func plausible(t time.Time) bool { return t.Unix() > 0 && t.Year() < 2262 }
+
+// readOrigin reads it back, bounded: a key as long as one may be, which is not checked, and no time that was never and will not be. tag returns an
+// entry of a file's metadata.
 func readOrigin(tag func(name string) string) (o Origin) {
 	exact := tag("date")
 	if exact == "" {
@@ -76,9 +92,10 @@ func readOrigin(tag func(name string) string) (o Origin) {
 			o.Cause = strings.Join(words[2:], " ")
 		}
 	}
-	if t, err := time.Parse(originTime, exact); err == nil {
+	o.Key, o.Cause = plain(o.Key, maxKey), plain(o.Cause, maxCause)
+	if t, err := time.Parse(originTime, exact); err == nil && plausible(t) {
 		o.Start, o.Exact = t, true
-	} else if t, err := time.Parse(time.RFC3339Nano, tag("creation_time")); err == nil && t.Unix() > 0 {
+	} else if t, err := time.Parse(time.RFC3339Nano, tag("creation_time")); err == nil && plausible(t) {
 		o.Start = t.UTC()
 	}
 	return o

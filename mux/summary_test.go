@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -213,4 +214,24 @@ func TestOrigin(t *testing.T) {
 		return map[string]string{"creation_time": "2026-01-02T03:04:05.000000Z"}[name]
 	}))
 	require.Zero(t, readOrigin(func(string) string { return "" }))
+}
+
+// What a file from elsewhere says of itself is bounded.
+func TestOriginOfStrangers(t *testing.T) {
+	read := func(m map[string]string) Origin { return readOrigin(func(name string) string { return m[name] }) }
+	long := strings.Repeat("x", 1<<20)
+	o := read(map[string]string{"title": long, "comment": "a\nb\x00" + long, "date": "2262-01-01T00:00:00.000000000Z", "creation_time": "1969-12-31T23:59:59Z"})
+	require.Len(t, o.Key, maxKey)
+	require.LessOrEqual(t, len(o.Cause), maxCause)
+	require.True(t, strings.HasPrefix(o.Cause, "a b x"), o.Cause)
+	require.False(t, o.Exact)
+	require.Zero(t, o.Start)
+	for _, date := range []string{"0001-01-01T00:00:00.000000001Z", "9999-12-31T23:59:59.000000000Z", "1969-12-31T23:59:59.000000000Z"} {
+		require.Zero(t, read(map[string]string{"date": date}).Start, date)
+		require.Zero(t, read(map[string]string{"creation_time": date}).Start, date)
+	}
+	o = read(map[string]string{"service_provider": provider, "service_name": "door 2300-01-01T00:00:00.000000000Z " + long})
+	require.Equal(t, "door", o.Key)
+	require.Zero(t, o.Start)
+	require.Len(t, o.Cause, maxCause)
 }

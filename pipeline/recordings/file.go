@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/mux"
 )
@@ -223,7 +224,7 @@ func (p *Place) read(ctx context.Context, f found) (File, error) {
 	}
 	if p.Key != "" {
 		x.Key = p.Key
-	} else if x.Key == "" {
+	} else if framering.CheckKey(x.Key) != nil { // it says none, or is a file from elsewhere
 		x.Key = keyOf(f.name)
 	}
 	if x.Cause == "" {
