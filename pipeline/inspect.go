@@ -15,7 +15,7 @@ import (
 )
 
 // KeyStatus is what an operator wants to know about a key. It is read from shared memory, without talking to the publisher.
-// Rates are those of what the ring holds now: no second look is needed.
+// Rates are those of what the ring holds now, and zero where no packet comes.
 type KeyStatus struct {
 	Key      string `json:"key"`
 	Alive    bool   `json:"alive"` // null in JSON where NoAccess
@@ -121,9 +121,6 @@ type FrameSlotStatus struct {
 	Bytes uint64 `json:"written_bytes"`
 }
 
-// staleAfter is when a stream that brings nothing has a rate of zero, whatever the ring still holds of it.
-const staleAfter = 5 * time.Second
-
 // ListKeys returns the status of every publisher of this host whose control socket is in runtimeDir, sorted by key.
 func ListKeys(runtimeDir string) ([]KeyStatus, error) {
 	pubs, err := framering.List(runtimeDir)
@@ -134,6 +131,11 @@ func ListKeys(runtimeDir string) ([]KeyStatus, error) {
 	for _, p := range pubs {
 		list = append(list, statusOf(p, time.Now()))
 	}
+	keys := make([]*KeyStatus, len(list))
+	for i := range list {
+		keys[i] = &list[i]
+	}
+	looks.settle(keys)
 	return list, nil
 }
 
@@ -149,6 +151,7 @@ func InspectKey(runtimeDir, key string) (KeyStatus, error) {
 	}
 	p.Err = err
 	s := statusOf(p, time.Now())
+	looks.settle([]*KeyStatus{&s})
 	if !p.Alive && err == nil {
 		return s, noKey(runtimeDir, key)
 	}
@@ -256,13 +259,11 @@ func (s *KeyStatus) addRing(r packetring.Snapshot, now time.Time) {
 		return
 	}
 	newest := r.Packets[n-1]
-	stale := false
 	if age := now.Sub(time.Unix(0, newest.PTS)).Seconds(); math.Abs(age) < 366*24*3600 { // else it is no wall clock
 		age = round(max(age, 0))
 		s.AgeSeconds = &age
-		stale = age > staleAfter.Seconds()
 	}
-	if st.BufferedSeconds = secondsBetween(r.Packets[0].DTS, newest.DTS); st.BufferedSeconds > 0 && !stale {
+	if st.BufferedSeconds = secondsBetween(r.Packets[0].DTS, newest.DTS); st.BufferedSeconds > 0 {
 		s.PacketsPerSecond = round(float64(n-1) / st.BufferedSeconds)
 		s.KbitPerSecond = round(float64(st.BufferedBytes-newest.Size) * 8 / 1000 / st.BufferedSeconds)
 	}
