@@ -154,7 +154,7 @@ func (s *Site) serveLive(w http.ResponseWriter, _ *http.Request) {
 	answer(w, http.StatusOK, map[string]string{"status": "live"})
 }
 
-// serveReady: every stage has been started.
+// serveReady: every stage has been started once. One that has failed since, and waits to be started again, is what /health/cameras tells of.
 func (s *Site) serveReady(w http.ResponseWriter, _ *http.Request) {
 	waiting := 0
 	for _, st := range s.Status().Stages {
@@ -251,7 +251,29 @@ func recordProblem(st StageStatus) string {
 }
 
 func (s *Site) serveCameras(w http.ResponseWriter, _ *http.Request) {
-	answer(w, http.StatusOK, map[string]any{"cameras": s.Health()})
+	answer(w, http.StatusOK, map[string]any{"cameras": s.Health(), "problems": s.problems()})
+}
+
+// StageProblem is a stage beside the cameras' own, such as the relay, that does not run.
+type StageProblem struct {
+	Kind    string `json:"kind"`
+	Key     string `json:"key,omitempty"`
+	Problem string `json:"problem"`
+}
+
+// problems tells of the stages that Health does not look at: the relay, inference and pushes.
+func (s *Site) problems() []StageProblem {
+	list := []StageProblem{}
+	for _, st := range s.Status().Stages {
+		switch st.Kind {
+		case kindIngest, kindRecord, kindEvents:
+			continue
+		}
+		if st.State == StateBackoff {
+			list = append(list, StageProblem{st.Kind, st.Key, string(st.State) + ": " + st.LastError})
+		}
+	}
+	return list
 }
 
 func (s *Site) serveCamera(w http.ResponseWriter, r *http.Request) {

@@ -3,6 +3,8 @@ package site
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -173,12 +175,39 @@ func TestFailingStage(t *testing.T) {
 	h := newHost(t, 2)
 	wall := filepath.Join(h.dir, "wall")
 	require.NoError(t, os.WriteFile(wall, nil, 0o600))
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
 	h.start(`
 stagger: 10ms
 cameras:
   KEYa: {source: CAM0, record: {out: 'rec/%{key}/%s-%f.mp4', segment: 2s}}
   KEYb: {source: CAM1, record: {out: 'wall/%{key}/%s-%f.mp4', segment: 2s}}
+relay: {listen: '` + taken.Addr().String() + `'}
 `)
+	// A failed stage is a problem; the site is ready all the same, since all have been started.
+	get := func(path string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("GET", path, nil)
+		r.Header.Set("Authorization", "Bearer "+testToken)
+		h.site.handler(testToken, newDoor()).ServeHTTP(w, r)
+		return w
+	}
+	doc := readOpenAPI(t)
+	testenv.Eventually(t, 30*time.Second, func() error {
+		w := get("/health/cameras")
+		doc.require(t, "/health/cameras", "get", w.Code, w.Body.Bytes())
+		if !strings.Contains(w.Body.String(), `"kind":"relay","problem":"backoff: `) || !strings.Contains(w.Body.String(), "address already in use") {
+			return errors.New(w.Body.String())
+		}
+		return nil
+	})
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if w := get("/health/ready"); w.Code != 200 {
+			return errors.New(w.Body.String())
+		}
+		return nil
+	})
 	testenv.Eventually(t, 30*time.Second, func() error {
 		if s := h.stage(kindRecord, "b"); s.Restarts < 2 || !strings.Contains(s.LastError, "not a directory") {
 			return fmt.Errorf("%+v", s)
