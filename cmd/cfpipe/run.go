@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/internal/redact"
 	sites "github.com/cfpipe/cfpipe/pipeline/site"
 )
 
@@ -50,6 +51,8 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 			return args(cobra.ExactArgs(1))(cmd, a)
 		},
 		RunE: func(cmd *cobra.Command, a []string) error {
+			secrets := &redact.Set{} // of the site file: FFmpeg's messages hold its URLs too
+			o.Logger = secrets.Logger(o.Logger)
 			av.SetLogger(o.Logger)
 			quietQUIC()
 			switch {
@@ -58,7 +61,7 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 				return err
 			case stage:
 				tuneForPackets()
-				return sites.RunStage(cmd.Context(), os.Stdin, os.Stdout, o.Logger)
+				return sites.RunStage(cmd.Context(), os.Stdin, os.Stdout, o.Logger, secrets)
 			case check:
 				config, err := sites.Load(a[0])
 				if err != nil {
@@ -73,7 +76,7 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 				fmt.Fprintln(cmd.OutOrStdout(), config.Summary())
 				return nil
 			}
-			return runSite(cmd, o, a[0], asJSON)
+			return runSite(cmd, o, a[0], asJSON, secrets)
 		},
 	}
 	f := c.Flags()
@@ -95,13 +98,13 @@ func siteError(err error) error {
 	return err
 }
 
-func runSite(cmd *cobra.Command, o *globalOptions, file string, asJSON bool) error {
+func runSite(cmd *cobra.Command, o *globalOptions, file string, asJSON bool, secrets *redact.Set) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	options := sites.Options{
-		File: file, Group: o.Group, Logger: o.Logger,
+		File: file, Group: o.Group, Logger: o.Logger, Secrets: secrets,
 		Command: []string{exe, "run", "--stage", "--log-level", o.LogLevel, "--log-format", o.LogFormat},
 	}
 	if cmd.Flags().Changed("runtime-dir") || os.Getenv("CUFRAMES_RUNTIME_DIR") != "" {
@@ -135,7 +138,7 @@ func runSite(cmd *cobra.Command, o *globalOptions, file string, asJSON bool) err
 		return siteError(err)
 	}
 	tuneForSite(s.Streams())
-	return s.Run(ctx)
+	return secrets.Error(s.Run(ctx))
 }
 
 func relaySignal(ctx context.Context, from <-chan os.Signal, to chan<- struct{}) {

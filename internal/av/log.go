@@ -123,12 +123,18 @@ func logLine(object uintptr, level int, from, text string) {
 	l.Log(context.Background(), slogLevel(level), "ffmpeg: "+Mask(whole), "component", Mask(from))
 }
 
+const secretNames = `pass|passw|passwd|password|passphrase|pwd|token|secret|api_?key|stream_?key`
+
+// NamesSecret says whether a parameter of a URL is one that holds a secret, by its name.
+func NamesSecret(name string) bool { return maskName.MatchString(name) }
+
 var (
 	// The password may hold any byte, "@" and "/" too: all up to the last "@" of the word goes.
 	maskUser = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s'"<>?#]*@`)
 	// The same where the scheme is misspelt: "rtsp:/user:password@host", "user:password@host".
 	maskBare  = regexp.MustCompile(`(^|[\s'"/])[^\s'"/:@<>]+:(?:[^\s'"@<>/]|/[^\s'"@<>/])[^\s'"@<>]*@`)
-	maskField = regexp.MustCompile(`(?i)\b([a-z_]*(?:pass|passw|passwd|password|passphrase|pwd|token|secret|api_?key|stream_?key|auth|signature|sig))=[^\s&'"<>]+`)
+	maskField = regexp.MustCompile(`(?i)\b([a-z_]*(?:` + secretNames + `|auth|signature|sig))=[^\s&'"<>]+`)
+	maskName  = regexp.MustCompile(`(?i)^[a-z_]*(?:` + secretNames + `)$`)
 	// What follows the application in an RTMP address is the key to publish with.
 	maskStream = regexp.MustCompile(`(?i)\b(rtmp[a-z]*://[^\s'"/]+/[^\s'"/]+/)[^\s'"]+`)
 	maskHeader = regexp.MustCompile(`(?i)\b((?:proxy-)?authorization:\s*)[^\r\n]+`)

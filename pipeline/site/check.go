@@ -167,8 +167,8 @@ func (d *decoder) checkSource(key, path string, s *Stream) {
 		d.complain(path+".source", "it is missing: want an rtsp:// URL, a file or another input")
 		return
 	}
-	if literalPassword(d.rawText(path + ".source")) {
-		d.complain(path+".source", "a secret must not stand in this file: use username with password_file, or ${VARIABLE} in the place of the password")
+	if raw := d.rawText(path + ".source"); literalPassword(raw) || literalParameter(raw) {
+		d.complain(path+".source", "a secret must not stand in this file: use username with password_file, or ${VARIABLE} in its place")
 	}
 	if s.Password != "" && s.PasswordFile != "" && d.raw[path+".password"] == "" {
 		s.Password = "" // the camera's own file wins over the variable of the defaults
@@ -318,6 +318,7 @@ func (d *decoder) secret(path string, value, file *string) {
 		d.complain(path+"_file", "%s is longer than %d bytes: this is no secret of one line", *file, maxSecret)
 	}
 	*value, *file = line, ""
+	d.private.values = append(d.private.values, line)
 }
 
 // literalPassword says whether a URL has a password that does not come from a variable alone.

@@ -69,7 +69,7 @@ func (d *decoder) checkPush(key, path string, p *Push) {
 		d.complain(path+".to", "it is missing: want a URL, or to_file")
 		return
 	}
-	if raw := d.rawText(path + ".to"); literalPassword(raw) || literalStreamKey(raw) {
+	if raw := d.rawText(path + ".to"); literalPassword(raw) || literalStreamKey(raw) || literalParameter(raw) {
 		d.complain(path+".to", "a secret must not stand in this file: use ${VARIABLE} in its place, or to_file")
 	}
 	d.secret(path+".password", &p.Password, &p.PasswordFile)

@@ -14,17 +14,18 @@ import (
 // Config is a site file. The tags are the one home of its schema: yaml names a field, doc explains it, default is its value where the
 // file says nothing, enum and min bound it, secret marks what must not stand in the file in clear. The decoder, the JSON Schema and the reference in docs/site.md come from here.
 type Config struct {
-	RuntimeDir string             `yaml:"runtime_dir" doc:"Folder of the control sockets; --runtime-dir wins. Read once, when the site starts."`
-	Group      string             `yaml:"group" doc:"Unix group that may open sockets and rings; none = the owner alone. --group wins. Read once."`
+	RuntimeDir string             `yaml:"runtime_dir" shown:"true" doc:"Folder of the control sockets; --runtime-dir wins. Read once, when the site starts."`
+	Group      string             `yaml:"group" shown:"true" doc:"Unix group that may open sockets and rings; none = the owner alone. --group wins. Read once."`
 	Stagger    Duration           `yaml:"stagger" doc:"Span over which the cameras' first connections are spread. Default: 50ms a camera, 10s at most."`
 	Defaults   Camera             `yaml:"defaults" doc:"What every camera takes over where it says nothing itself."`
 	Cameras    map[string]*Camera `yaml:"cameras" doc:"The cameras by key: the name their rings are published under."`
 	Relay      *Relay             `yaml:"relay" doc:"RTSP server for the keys of this host."`
 	HTTP       *HTTP              `yaml:"http" doc:"Health, metrics, snapshots, recordings. Without it no port is opened."`
-	Index      string             `yaml:"index" doc:"File of the index of what is recorded, on a local disk. Default: recordings.db in the folder of the recordings that defaults name, else in that of the first camera; off = none."`
+	Index      string             `yaml:"index" shown:"true" doc:"File of the index of what is recorded, on a local disk. Default: recordings.db in the folder of the recordings that defaults name, else in that of the first camera; off = none."`
 	Retention  *Retention         `yaml:"retention" doc:"Bounds over the recordings of all cameras together; the oldest file of all goes first."`
 
-	name     string   // of the file
+	name     string // of the file
+	private  private
 	warnings []string // what is no error and hardly meant
 }
 
@@ -38,12 +39,12 @@ type Camera struct {
 type Stream struct {
 	Enabled      bool     `yaml:"enabled" doc:"false leaves it out." default:"true"`
 	Source       string   `yaml:"source" doc:"rtsp:// or rtsps:// URL, a file, or anything else that FFmpeg opens. A password in it must come from ${VARIABLE}."`
-	Username     string   `yaml:"username" doc:"RTSP: user name."`
+	Username     string   `yaml:"username" shown:"true" doc:"RTSP: user name."`
 	Password     string   `yaml:"password" secret:"true" doc:"RTSP: password, as ${VARIABLE} only."`
-	PasswordFile string   `yaml:"password_file" doc:"RTSP: file that holds the password. Relative names are those beside the site file."`
+	PasswordFile string   `yaml:"password_file" shown:"true" doc:"RTSP: file that holds the password. Relative names are those beside the site file."`
 	Transport    string   `yaml:"transport" enum:"auto|tcp|udp|multicast" default:"auto" doc:"RTSP: how packets come."`
 	Timeout      Duration `yaml:"timeout" default:"10s" doc:"RTSP: for answers, and until silence ends a connection."`
-	CA           string   `yaml:"ca" doc:"rtsps: file of certificates to trust."`
+	CA           string   `yaml:"ca" shown:"true" doc:"rtsps: file of certificates to trust."`
 	Fingerprint  string   `yaml:"fingerprint" doc:"rtsps: SHA-256 of the camera's own certificate."`
 	Insecure     bool     `yaml:"insecure" doc:"rtsps: accept any certificate." default:"false"`
 	Loop         bool     `yaml:"loop" doc:"Files: begin again at the end." default:"false"`
@@ -67,8 +68,8 @@ type Stream struct {
 type Infer struct {
 	To          string   `yaml:"to" doc:"The runtime, nnrps://host:port."`
 	Token       string   `yaml:"token" secret:"true" doc:"Token for the runtime, as ${VARIABLE} only."`
-	TokenFile   string   `yaml:"token_file" doc:"File that holds the token."`
-	CA          string   `yaml:"ca" doc:"PEM file with the CA of the runtime's certificate, or the certificate itself."`
+	TokenFile   string   `yaml:"token_file" shown:"true" doc:"File that holds the token."`
+	CA          string   `yaml:"ca" shown:"true" doc:"PEM file with the CA of the runtime's certificate, or the certificate itself."`
 	Fingerprint string   `yaml:"fingerprint" doc:"SHA-256 of the runtime's certificate."`
 	ServerName  string   `yaml:"server_name" doc:"Name to expect in the certificate; the host of to where it is not set."`
 	Model       string   `yaml:"model" doc:"The model that the runtime must have."`
@@ -86,7 +87,7 @@ type Infer struct {
 	Device      int      `yaml:"device" min:"0" max:"255" default:"0" doc:"GPU on which frames in GPU memory are read."`
 	Tensors     string   `yaml:"tensors" enum:"numbers|base64" default:"numbers" doc:"How tensors are written: base64 is of little-endian elements."`
 
-	Results     string     `yaml:"results" doc:"Name of the files for the results, a JSON line each: strftime conversions and %{key}. A new file begins when the name changes. Without it no result is kept."`
+	Results     string     `yaml:"results" shown:"true" doc:"Name of the files for the results, a JSON line each: strftime conversions and %{key}. A new file begins when the name changes. Without it no result is kept."`
 	ResultsSize Size       `yaml:"results_size" min:"65536" max:"1099511627776" default:"100MiB" doc:"A new file begins at this size as well."`
 	Retention   *Retention `yaml:"retention" doc:"Bounds of the results' files."`
 	Trigger     *Rule      `yaml:"trigger" doc:"Results that trigger the recording of an event."`
@@ -103,16 +104,16 @@ type Rule struct {
 // Push is the sending of a stream to another server.
 type Push struct {
 	To           string `yaml:"to" doc:"rtsp:// URL, or another output of FFmpeg; %{key} stands for the key. A secret in it must come from ${VARIABLE}."`
-	ToFile       string `yaml:"to_file" doc:"File that holds the URL, where all of it is a secret."`
-	Username     string `yaml:"username" doc:"RTSP: user name."`
+	ToFile       string `yaml:"to_file" shown:"true" doc:"File that holds the URL, where all of it is a secret."`
+	Username     string `yaml:"username" shown:"true" doc:"RTSP: user name."`
 	Password     string `yaml:"password" secret:"true" doc:"RTSP: password, as ${VARIABLE} only."`
-	PasswordFile string `yaml:"password_file" doc:"RTSP: file that holds the password."`
+	PasswordFile string `yaml:"password_file" shown:"true" doc:"RTSP: file that holds the password."`
 	Isolation    string `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives it a process of its own."`
 }
 
 // Record is the recording of a stream.
 type Record struct {
-	Out       string     `yaml:"out" doc:"Name of the files: strftime conversions and %{key}. Relative names are those beside the site file."`
+	Out       string     `yaml:"out" shown:"true" doc:"Name of the files: strftime conversions and %{key}. Relative names are those beside the site file."`
 	Format    string     `yaml:"format" enum:"fmp4|mkv|ts|mp4" doc:"Container. Default: what the extension of out says; .mp4 is fmp4."`
 	Segment   Duration   `yaml:"segment" default:"60s" doc:"Length of a file; 0s = one file."`
 	Pre       Duration   `yaml:"pre" default:"0s" doc:"Begin so far in the past, as far as the ring still holds it. With on_event so far before the trigger; 10s then where it is not set."`
@@ -134,21 +135,21 @@ type Retention struct {
 
 // Relay is the RTSP server.
 type Relay struct {
-	Listen       string   `yaml:"listen" default:":8554" doc:"Address to serve RTSP on."`
-	Keys         []string `yaml:"keys" doc:"Keys to serve; none = every key of this host."`
+	Listen       string   `yaml:"listen" shown:"true" default:":8554" doc:"Address to serve RTSP on."`
+	Keys         []string `yaml:"keys" shown:"true" doc:"Keys to serve; none = every key of this host."`
 	RTPPort      int      `yaml:"rtp_port" min:"-1" max:"65534" default:"0" doc:"First of the two UDP ports for RTP and RTCP; 0 takes free ones, -1 refuses UDP."`
 	Multicast    string   `yaml:"multicast" doc:"Serve multicast from this range too, such as 239.255.42.0/24."`
-	Username     string   `yaml:"username" doc:"Ask readers for this user name."`
+	Username     string   `yaml:"username" shown:"true" doc:"Ask readers for this user name."`
 	Password     string   `yaml:"password" secret:"true" doc:"Ask readers for this password, as ${VARIABLE} only."`
-	PasswordFile string   `yaml:"password_file" doc:"File that holds that password."`
+	PasswordFile string   `yaml:"password_file" shown:"true" doc:"File that holds that password."`
 	Isolation    string   `yaml:"isolation" enum:"none|process" default:"none" doc:"process gives the relay a process of its own."`
 }
 
 // HTTP is the API.
 type HTTP struct {
-	Listen    string `yaml:"listen" default:"127.0.0.1:9464" doc:"Address to serve on. Anything but loopback should stand behind TLS."`
+	Listen    string `yaml:"listen" shown:"true" default:"127.0.0.1:9464" doc:"Address to serve on. Anything but loopback should stand behind TLS."`
 	Token     string `yaml:"token" secret:"true" doc:"Bearer token that every request must carry, as ${VARIABLE} only."`
-	TokenFile string `yaml:"token_file" doc:"File that holds the token."`
+	TokenFile string `yaml:"token_file" shown:"true" doc:"File that holds the token."`
 }
 
 const (

@@ -16,6 +16,8 @@ import (
 	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
+
+	"github.com/cfpipe/cfpipe/internal/redact"
 )
 
 // Bounds of a site file. 1000 cameras with ten fields each are 30 000 tokens (they take a second); the parser's time grows with their square.
@@ -59,6 +61,7 @@ type decoder struct {
 	errs    []error
 
 	warnings []string
+	private  private
 }
 
 // parse reads the text of a site file. The error joins *FieldErrors of the fields that matter (nil = all); the configuration is what could be read
@@ -191,6 +194,7 @@ type entry struct {
 
 func (d *decoder) fail(at token.Position, path string, err error) {
 	if len(d.errs) < maxErrors && (d.matters == nil || d.matters(path)) {
+		err = redact.New(d.private.values).Error(err)
 		d.errs = append(d.errs, &FieldError{File: d.file, Line: at.Line, Column: at.Column, Field: path, Err: err})
 	}
 }
@@ -391,7 +395,7 @@ func loadFor(file string, matters func(path string) bool) (*Config, error) {
 	if len(d.errs) > 0 {
 		return nil, errors.Join(d.errs...)
 	}
-	c.warnings = d.warnings
+	c.warnings, c.private = d.warnings, d.private
 	return c, nil
 }
 

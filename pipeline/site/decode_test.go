@@ -72,7 +72,7 @@ defaults:
 
 // What is wrong is said with its line, column and field, and with what would be right.
 func TestLoadErrors(t *testing.T) {
-	t.Setenv("SITE_TEST_TOKEN", "short")
+	t.Setenv("SITE_TEST_TOKEN", "only-8ch")
 	ok := "cameras: {a: {source: 'rtsp://h/a'}}\n"
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))

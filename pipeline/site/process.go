@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/cfpipe/cfpipe/internal/redact"
 )
 
 const (
@@ -27,14 +29,16 @@ const (
 // order is what a stage's process reads first. Its standard input stays open: when it ends, with the site or by the site's will,
 // so does the process.
 type order struct {
-	Spec spec
-	From time.Time
+	Spec    spec
+	From    time.Time
+	Secrets []string // what its log must not show
 }
 
 // runProcess runs the stage in a process of its own until it ends.
 func (st *stage) runProcess(ctx context.Context) error {
 	cmd := exec.Command(st.exe[0], st.exe[1:]...)
 	cmd.Stderr = os.Stderr
+	cmd.Env = st.private.environment()
 	// A group of its own: Ctrl-C at the terminal is for the site, which stops its stages in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, err := cmd.StdinPipe()
@@ -68,7 +72,7 @@ func (st *stage) runProcess(ctx context.Context) error {
 			_ = cmd.Process.Kill()
 		}
 	})
-	b, err := json.Marshal(order{Spec: st.spec, From: st.begin()})
+	b, err := json.Marshal(order{Spec: st.spec, From: st.begin(), Secrets: st.private.of(st.print)})
 	if err == nil {
 		_, err = stdin.Write(append(b, '\n'))
 	}
@@ -123,8 +127,9 @@ func (st *stage) follow(r io.Reader) (end report) {
 	return end
 }
 
-// RunStage is the other side: it reads an order from in, runs the stage until in ends, and writes reports to out.
-func RunStage(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger) error {
+// RunStage is the other side: it reads an order from in, runs the stage until in ends, and writes reports to out. secrets is told
+// what the stage's secrets are, before the stage begins; nil = nobody else shows what the stage says.
+func RunStage(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger, secrets *redact.Set) error {
 	r := bufio.NewReader(io.LimitReader(in, maxLine))
 	line, err := r.ReadBytes('\n')
 	if err != nil {
@@ -134,6 +139,11 @@ func RunStage(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger
 	if err := json.Unmarshal(line, &o); err != nil {
 		return fmt.Errorf("read the stage's order: %w", err)
 	}
+	if secrets == nil {
+		secrets = &redact.Set{}
+	}
+	secrets.Use(o.Secrets)
+	log = secrets.Logger(log)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { // ends with the process at the latest

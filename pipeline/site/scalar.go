@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml/ast"
+
+	"github.com/cfpipe/cfpipe/internal/redact"
 )
 
 // scalar decodes one value, or a list of them, into the field f.
@@ -31,9 +33,13 @@ func (d *decoder) scalar(f reflect.Value, sf reflect.StructField, n ast.Node, pa
 		return errors.New("want one value, not a list or a mapping")
 	}
 	raw := text
-	text, secret, err := expand(raw)
+	text, vars, secret, err := expand(raw)
 	if err != nil {
 		return err
+	}
+	isText := f.Kind() == reflect.String && sf.Tag.Get("enum") == ""
+	if isText && sf.Tag.Get("shown") == "" {
+		d.private.note(raw, vars)
 	}
 	if sf.Tag.Get("secret") != "" && text != "" && !secret {
 		return fmt.Errorf("a secret must not stand in this file: write %s: ${VARIABLE}, or %s_file with the name of a file", sf.Tag.Get("yaml"), sf.Tag.Get("yaml"))
@@ -41,7 +47,12 @@ func (d *decoder) scalar(f reflect.Value, sf reflect.StructField, n ast.Node, pa
 	if _, ok := f.Addr().Interface().(*string); ok {
 		d.raw[path] = raw
 	}
-	return setText(f, sf, text)
+	if err := setText(f, sf, text); err != nil && len(vars) > 0 {
+		return fmt.Errorf("the value of %.60q is not what is wanted: %w", raw, redact.New([]string{text, fmt.Sprintf("%.60q", text)}).Error(err))
+	} else if err != nil {
+		return err
+	}
+	return nil
 }
 
 // setDefaults sets the fields of a struct to what their tags say.

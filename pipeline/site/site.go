@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/redact"
 	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
@@ -23,6 +24,7 @@ type Options struct {
 	Reload     <-chan struct{} // asks for a reload; nil = only a change of the file does
 	Command    []string        // command line of a stage in a process of its own, see RunStage
 	Logger     *slog.Logger    // nil = silent
+	Secrets    *redact.Set     // is told what the file's secrets are, for who shows what the site says otherwise; may be nil
 
 	Finished func(Segment) // a file is finished; called from several goroutines, must not block; may be nil
 
@@ -40,6 +42,7 @@ const (
 type Site struct {
 	o          Options
 	log        *slog.Logger
+	secrets    *redact.Set // of what the log, Status and the API say
 	runtimeDir string
 	group      string
 	started    time.Time
@@ -63,10 +66,15 @@ func New(o Options) (*Site, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Site{o: o, log: o.Logger, config: c, started: time.Now(), loaded: time.Now()}
+	s := &Site{o: o, log: o.Logger, secrets: o.Secrets, config: c, started: time.Now(), loaded: time.Now()}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	if s.secrets == nil {
+		s.secrets = &redact.Set{}
+	}
+	s.secrets.Use(c.private.values)
+	s.log = s.secrets.Logger(s.log)
 	if s.o.Backoff <= 0 {
 		s.o.Backoff = minBackoff
 	}
@@ -204,7 +212,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 			kept++
 			continue
 		}
-		st := &stage{spec: w, print: w.fingerprint(), log: s.log, backoff: s.o.Backoff, exe: s.o.Command, resume: resume[w.id()], done: s.finished, opened: s.index.started}
+		st := &stage{spec: w, private: &c.private, print: w.fingerprint(), log: s.log, backoff: s.o.Backoff, exe: s.o.Command, resume: resume[w.id()], done: s.finished, opened: s.index.started}
 		stages = append(stages, st)
 		started++
 		if w.Kind == kindIngest {
@@ -216,6 +224,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 	s.index.configure(c)
 	s.api.configure(c.HTTP)
 	over, n := c.staggerOver(ingests), 0
+	s.secrets.Use(c.private.values)
 	s.mu.Lock()
 	s.config, s.stages = c, stages
 	s.mu.Unlock()

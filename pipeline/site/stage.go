@@ -95,6 +95,7 @@ func newSegment(key string, s mux.Segment) *Segment {
 type stage struct {
 	spec
 	print   string
+	private *private
 	log     *slog.Logger
 	delay   time.Duration
 	backoff time.Duration

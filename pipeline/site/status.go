@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cfpipe/cfpipe/internal/redact"
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
@@ -35,13 +36,27 @@ type StageStatus struct {
 // Status may be called at any time from any goroutine.
 func (s *Site) Status() Status {
 	s.mu.Lock()
-	st := Status{Started: s.started, Loaded: s.loaded, Reloads: s.reloads, ReloadError: s.reloadErr, Stages: []StageStatus{}}
+	st := Status{Started: s.started, Loaded: s.loaded, Reloads: s.reloads, ReloadError: s.secrets.Mask(s.reloadErr), Stages: []StageStatus{}}
 	stages := s.stages
 	s.mu.Unlock()
 	for _, x := range stages {
-		st.Stages = append(st.Stages, x.status())
+		st.Stages = append(st.Stages, x.status().masked(s.secrets))
 	}
 	return st
+}
+
+// masked is the status without secrets in what others have said.
+func (s StageStatus) masked(secrets *redact.Set) StageStatus {
+	s.LastError = secrets.Mask(s.LastError)
+	if s.Ingest != nil {
+		s.Ingest = copied(s.Ingest)
+		s.Ingest.LastError = secrets.Mask(s.Ingest.LastError)
+	}
+	if s.Push != nil {
+		s.Push = copied(s.Push)
+		s.Push.LastError = secrets.Mask(s.Push.LastError)
+	}
+	return s
 }
 
 func (st *stage) status() StageStatus {

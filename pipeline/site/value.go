@@ -77,14 +77,14 @@ func FormatSize(n int64) string {
 }
 
 // expand replaces ${NAME} by the environment variable NAME; $${ stands for ${ itself. secret says that nothing but variables gave the text.
-func expand(s string) (text string, secret bool, err error) {
+func expand(s string) (text string, vars []variable, secret bool, err error) {
 	var b strings.Builder
 	literal := false
 	for rest := s; ; {
 		i := strings.Index(rest, "${")
 		if i < 0 {
 			b.WriteString(rest)
-			return b.String(), !literal && rest == "" && s != "", nil
+			return b.String(), vars, !literal && rest == "" && s != "", nil
 		}
 		if i > 0 && rest[i-1] == '$' {
 			b.WriteString(rest[:i-1] + "${")
@@ -95,13 +95,14 @@ func expand(s string) (text string, secret bool, err error) {
 		b.WriteString(rest[:i])
 		name, after, ok := strings.Cut(rest[i+2:], "}")
 		if !ok || !variableName(name) {
-			return "", false, errors.New("${ begins the name of an environment variable and needs its }; a literal ${ is written $${")
+			return "", nil, false, errors.New("${ begins the name of an environment variable and needs its }; a literal ${ is written $${")
 		}
 		v, ok := os.LookupEnv(name)
 		if !ok {
-			return "", false, fmt.Errorf("the environment variable %s is not set", name)
+			return "", nil, false, fmt.Errorf("the environment variable %s is not set", name)
 		}
 		b.WriteString(v)
+		vars = append(vars, variable{name, v, len(s) - len(rest) + i})
 		rest = after
 	}
 }
