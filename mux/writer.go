@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/av"
@@ -52,9 +53,22 @@ type Writer struct {
 	audio av.OutputStream
 	track [2]heldTrack
 
+	early []earlySound // of MP4: waits for the first picture
+	begun bool         // the first picture was handed to the muxer
+
 	flushed   int64 // DTS of the packet that began what is not flushed yet
 	unflushed bool
 }
+
+// earlySound is sound whose turn comes when the first picture has been written: the muxer takes the time of the packet that it gets first for the
+// beginning of the file, and pictures in front of it would lose their place.
+type earlySound struct {
+	p        media.Packet
+	duration int64
+}
+
+// maxEarly bounds what waits: 10 s and more of sound, for a camera that sends one picture and no second one.
+const maxEarly = 512
 
 // heldTrack is a track of a Writer: the packet that waits for its duration.
 type heldTrack struct {
@@ -203,6 +217,34 @@ func (w *Writer) behind(track int, dts int64) bool {
 
 // put hands a packet to the muxer, with the fragment in front of it flushed where one ends.
 func (w *Writer) put(track int, p media.Packet, duration int64) error {
+	if w.begun || w.o.Format != MP4 {
+		return w.hand(track, p, duration)
+	}
+	if track == AudioTrack && len(w.early) < maxEarly {
+		p.Data = slices.Clone(p.Data)
+		w.early = append(w.early, earlySound{p, duration})
+		return nil
+	}
+	w.begun = true
+	early := w.early
+	w.early = nil
+	if track == VideoTrack {
+		if err := w.hand(track, p, duration); err != nil {
+			return err
+		}
+	}
+	for _, s := range early {
+		if err := w.hand(AudioTrack, s.p, s.duration); err != nil {
+			return err
+		}
+	}
+	if track == AudioTrack {
+		return w.hand(track, p, duration)
+	}
+	return nil
+}
+
+func (w *Writer) hand(track int, p media.Packet, duration int64) error {
 	key := track == VideoTrack && p.Flags&media.FlagKey != 0
 	if w.unflushed && track == VideoTrack && w.every > 0 {
 		if age := p.DTS - w.flushed; age >= w.every || key && age >= min(int64(minFlush), w.every) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -143,6 +144,37 @@ func TestAudioOffset(t *testing.T) {
 			continue
 		}
 		require.InDelta(t, 0.5, audio[0]-video[0], 0.025, string(f))
+	}
+}
+
+// Pictures stand where they belong, and sound but for its first sample too, however late the sound begins: in a finished mp4 as well.
+func TestLateSound(t *testing.T) {
+	for _, encoder := range [][]string{x264, append(slices.Clone(x264), "-bf", "2")} {
+		s := clip(t, "320x180", 3, args(encoder, withAAC)...)
+		for _, late := range []time.Duration{0, 15 * time.Millisecond, 500 * time.Millisecond} {
+			var ps []packet
+			for _, p := range s.packets {
+				if p.track == AudioTrack {
+					p.PTS += int64(late)
+					p.DTS = p.PTS
+				}
+				ps = append(ps, p)
+			}
+			path := filepath.Join(t.TempDir(), "x.mp4")
+			writeFile(t, path, MP4, s, ps, false)
+			p := probe(t, path)
+			video, _, _ := p.track(t, "video")
+			audio, _, _ := p.track(t, "audio")
+			pictures, sound := s.of(VideoTrack), s.of(AudioTrack)
+			require.Len(t, video, len(pictures))
+			require.Len(t, audio, len(sound))
+			for i := range pictures {
+				require.InDelta(t, float64(pictures[i].PTS-pictures[0].PTS)/1e9, video[i]-video[0], 0.001, "picture %d, sound late by %v", i, late)
+			}
+			for i := range sound[1:] {
+				require.InDelta(t, float64(sound[i+1].PTS+int64(late)-pictures[0].PTS)/1e9, audio[i+1]-video[0], 0.002, "sound %d, late by %v", i+1, late)
+			}
+		}
 	}
 }
 
