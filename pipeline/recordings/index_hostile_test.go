@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/mux"
@@ -115,9 +114,10 @@ func TestIndexStaysLocked(t *testing.T) {
 	defer stop()
 	locked := func() bool {
 		const sharedFirst, sharedSize = 0x40000002, 510 // SQLite's
-		l := unix.Flock_t{Type: unix.F_WRLCK, Start: sharedFirst, Len: sharedSize}
-		require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l))
-		return l.Type != unix.F_UNLCK
+		const getLock = 36                              // F_OFD_GETLK: the locks of this process count as those of others
+		l := syscall.Flock_t{Type: syscall.F_WRLCK, Start: sharedFirst, Len: sharedSize}
+		require.NoError(t, syscall.FcntlFlock(f.Fd(), getLock, &l))
+		return l.Type != syscall.F_UNLCK
 	}
 	require.True(t, locked())
 	for range 3 {
