@@ -202,7 +202,7 @@ func (f *found) open() (*os.File, error) {
 	return f.root.OpenFile(f.name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 }
 
-// read asks the file what it is.
+// read asks the file what it is. With an error only Open is told.
 func (p *Place) read(ctx context.Context, f found) (File, error) {
 	file, err := f.open()
 	if err != nil {
@@ -216,7 +216,7 @@ func (p *Place) read(ctx context.Context, f found) (File, error) {
 	}
 	s, err := mux.Summarize(ctx, file)
 	if err != nil {
-		return File{}, err
+		return File{Open: open}, err
 	}
 	x := File{
 		Key: s.Key, Path: f.path, Bytes: info.Size(), Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: Unknown, Video: s.Video, Audio: s.Audio,
@@ -263,6 +263,9 @@ func (q *Query) matches(f *File) bool {
 	return (len(q.Keys) == 0 || slices.Contains(q.Keys, f.Key)) && (q.From.IsZero() || f.End.After(q.From)) && (q.To.IsZero() || f.Start.Before(q.To)) &&
 		(len(q.Places) == 0 || slices.ContainsFunc(q.Places, func(p Place) bool { return p.owns(f.Key, f.Path) }))
 }
+
+// dead says whether a recorder that the index told of ended before it wrote anything that can be read.
+func (f *File) dead() bool { return !f.Finished && f.Video == 0 && !f.Open }
 
 // order sorts by key, then by time.
 func order(a, b File) int {
@@ -340,6 +343,7 @@ func (f *File) update(ctx context.Context) {
 	p := Place{Key: f.Key, Dir: root.Name()}
 	x, err := p.read(ctx, found{root: root, name: name, path: f.Path})
 	if err != nil {
+		f.Open = x.Open
 		return
 	}
 	x.Lost, x.root = f.Lost, f.root

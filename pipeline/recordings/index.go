@@ -101,7 +101,7 @@ func current(ctx context.Context, list []File, q Query) []File {
 		if !f.Finished {
 			f.update(ctx)
 		}
-		if q.matches(&f) {
+		if !f.dead() && q.matches(&f) {
 			list[n] = f
 			n++
 		}

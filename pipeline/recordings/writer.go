@@ -311,7 +311,7 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 			case errors.Is(err, fs.ErrNotExist):
 				delete(seen, f.path)
 				return nil
-			case err != nil && ok && old.Video == 0: // just begun: not a byte to read yet
+			case err != nil && ok && old.Video == 0 && now.Open: // just begun: not a byte to read yet
 				return nil
 			case err != nil:
 				st.Other++
