@@ -42,7 +42,7 @@ type File struct {
 	Cause         string // Continuous, or the event that began it
 	Finished      bool   // complete; else it is being written or was cut off
 
-	Open     bool      // it is being written now; filled in by List
+	Open     bool      // it is being written now
 	Modified time.Time // when the file system says it was written last
 
 	root string // the folder of its place, which no link leads out of; "" = that of the file
@@ -297,14 +297,6 @@ func Scan(ctx context.Context, places []Place, q Query, progress func(files int)
 	}
 	slices.SortFunc(list, order)
 	return list, nil
-}
-
-// present leaves out files that are gone.
-func present(list []File) []File {
-	return slices.DeleteFunc(list, func(f File) bool {
-		info, err := os.Lstat(f.Path)
-		return err != nil || !info.Mode().IsRegular()
-	})
 }
 
 // within finds the place of a file, beyond whose folder it is never opened; false = it is of none of them.

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 )
@@ -14,7 +15,7 @@ const (
 	// application marks a database as an index of recordings: "cfrx".
 	application = 0x63667278
 	// version is that of the tables. An older index is made anew, a newer one belongs to a newer program.
-	version = 1
+	version = 2
 	// busyTimeout is how long to wait for another process that writes.
 	busyTimeout = 5 * time.Second
 	// listTimeout bounds one query: 86,400 rows take less than two seconds.
@@ -23,7 +24,7 @@ const (
 	listPage = 256
 )
 
-// Times are Unix ns, counts that are not known are NULL.
+// Times are Unix ns, counts that are not known are NULL, finished is one of the states below.
 // What SQLite keeps of these texts in sqlite_master is compared with them.
 const (
 	filesTable = `files (
@@ -33,6 +34,23 @@ const (
 ) WITHOUT ROWID`
 	filesByTime = "files_by_time ON files (key, start)"
 )
+
+// What an index says of a file's end.
+const (
+	stateOpen     = 0 // it is being written, as far as is known: the file itself must be asked
+	stateFinished = 1
+	stateCut      = 2 // its recorder did not come to its end, and it grows no more
+)
+
+func (f *File) indexState() int {
+	switch {
+	case f.Finished:
+		return stateFinished
+	case f.Open:
+		return stateOpen
+	}
+	return stateCut
+}
 
 var (
 	// ErrNewer says that an index was made by a newer version of this program.
@@ -55,8 +73,8 @@ func (x *Index) Close() error { return x.close() }
 
 const columns = "path, key, start, end, bytes, packets, keyframes, lost, video, audio, width, height, cause, finished, modified"
 
-// List returns the files that match, by key and time. Files that are gone are left out; those that are being written, or were cut off, are asked
-// how far they are now.
+// List returns the files that match, by key and time. Files that are gone are left out; those that are being written, or have changed since they were
+// cut off, are asked how far they are now.
 func (x *Index) List(ctx context.Context, q Query) ([]File, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -96,9 +114,16 @@ func current(ctx context.Context, list []File, q Query) []File {
 			n++
 		}
 	}
-	list, n, q.Places = present(list[:n]), 0, nil
+	list, q.Places = list[:n], nil
+	n = 0
 	for _, f := range list {
-		if !f.Finished {
+		info, err := os.Lstat(f.Path)
+		if err != nil || !info.Mode().IsRegular() {
+			continue // it is gone
+		}
+		changed := f.Bytes != info.Size() || !f.Modified.Equal(info.ModTime())
+		if f.Open || !f.Finished && changed {
+			f.Open = false
 			f.update(ctx)
 		}
 		if !f.dead() && q.matches(&f) {
@@ -109,7 +134,8 @@ func current(ctx context.Context, list []File, q Query) []File {
 	return list[:n]
 }
 
-// rows returns what the index says, n rows behind that of a file; 0 = all. Files that are not finished have grown since: their end is no reason to leave them out.
+// rows returns what the index says, n rows behind that of a file; 0 = all. Files that are being written have grown since: their end is no reason
+// to leave them out.
 func (x *Index) rows(ctx context.Context, q Query, after File, n int) ([]File, error) {
 	where, args := []string{"1"}, []any{}
 	if len(q.Keys) > 0 {
@@ -124,7 +150,7 @@ func (x *Index) rows(ctx context.Context, q Query, after File, n int) ([]File, e
 		where, args = append(where, "start < ?"), append(args, q.To.UnixNano())
 	}
 	if !q.From.IsZero() {
-		where, args = append(where, "(end > ? OR finished = 0)"), append(args, q.From.UnixNano())
+		where, args = append(where, "(end > ? OR finished = ?)"), append(args, q.From.UnixNano(), stateOpen)
 	}
 	if after.Path != "" {
 		where, args = append(where, "(key, start, path) > (?, ?, ?)"), append(args, after.Key, after.Start.UnixNano(), after.Path)
@@ -139,12 +165,14 @@ func (x *Index) rows(ctx context.Context, q Query, after File, n int) ([]File, e
 	for rows.Next() {
 		var f File
 		var start, end, modified int64
+		var state int
 		var packets, keyframes, lost sql.NullInt64
-		if err := rows.Scan(&f.Path, &f.Key, &start, &end, &f.Bytes, &packets, &keyframes, &lost, &f.Video, &f.Audio, &f.Width, &f.Height, &f.Cause, &f.Finished,
+		if err := rows.Scan(&f.Path, &f.Key, &start, &end, &f.Bytes, &packets, &keyframes, &lost, &f.Video, &f.Audio, &f.Width, &f.Height, &f.Cause, &state,
 			&modified); err != nil {
 			return nil, fmt.Errorf("index %s: list: %w: %w", x.path, ErrDamaged, err)
 		}
 		f.Start, f.End, f.Modified = time.Unix(0, start).UTC(), time.Unix(0, end).UTC(), time.Unix(0, modified)
+		f.Finished, f.Open = state == stateFinished, state == stateOpen
 		f.Packets, f.Keyframes, f.Lost = known(packets), known(keyframes), known(lost)
 		list = append(list, f)
 	}
@@ -173,11 +201,12 @@ func (x *Index) spans(ctx context.Context) (spans []Span, err error) {
 	for i := range spans {
 		newest := File{Key: spans[i].Key}
 		var end int64
-		err := x.db.QueryRowContext(ctx, "SELECT path, end, finished FROM files WHERE key = ? ORDER BY start DESC LIMIT 1", newest.Key).Scan(&newest.Path, &end, &newest.Finished)
+		var state int
+		err := x.db.QueryRowContext(ctx, "SELECT path, end, finished FROM files WHERE key = ? ORDER BY start DESC LIMIT 1", newest.Key).Scan(&newest.Path, &end, &state)
 		if err != nil {
 			return nil, x.failed("list", err)
 		}
-		if newest.End = time.Unix(0, end).UTC(); !newest.Finished {
+		if newest.End = time.Unix(0, end).UTC(); state == stateOpen {
 			newest.update(ctx)
 		}
 		spans[i].To = newest.End
@@ -217,7 +246,7 @@ func (x *Index) apply(ctx context.Context, changes []change) error {
 			_, err = tx.ExecContext(ctx, "DELETE FROM files WHERE path = ?", c.Path)
 		} else {
 			_, err = tx.ExecContext(ctx, "INSERT OR REPLACE INTO files ("+columns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", c.Path, c.Key, c.Start.UnixNano(),
-				c.End.UnixNano(), c.Bytes, null(c.Packets), null(c.Keyframes), null(c.Lost), c.Video, c.Audio, c.Width, c.Height, c.Cause, c.Finished, c.Modified.UnixNano())
+				c.End.UnixNano(), c.Bytes, null(c.Packets), null(c.Keyframes), null(c.Lost), c.Video, c.Audio, c.Width, c.Height, c.Cause, c.indexState(), c.Modified.UnixNano())
 		}
 		if err != nil {
 			return x.failed("write", err)

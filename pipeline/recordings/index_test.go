@@ -252,7 +252,7 @@ func TestDamagedIndex(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, db.Close())
 	}
-	for pragma, want := range map[string]error{"PRAGMA user_version=2": ErrNewer, "PRAGMA application_id=7": ErrForeign} {
+	for pragma, want := range map[string]error{"PRAGMA user_version=3": ErrNewer, "PRAGMA application_id=7": ErrForeign} {
 		require.NoError(t, os.WriteFile(path, good, 0o600))
 		set(pragma)
 		_, err = OpenIndex(path)

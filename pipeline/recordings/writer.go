@@ -51,6 +51,8 @@ type Writer struct {
 	mu     sync.Mutex
 	places []Place
 
+	open map[string]File // that were begun and not finished; of the goroutine that writes
+
 	ready chan struct{} // closed when the index was compared with the files for the first time
 	once  sync.Once
 	delay func() // tests: a disk that hangs
@@ -70,7 +72,7 @@ func (w *Writer) Started(key, path string, start time.Time, cause string) {
 	if cause == "" {
 		cause = Continuous
 	}
-	w.report(change{File: File{Key: key, Path: path, Start: start, End: start, Packets: Unknown, Keyframes: Unknown, Lost: 0, Cause: cause, Modified: time.Now()}})
+	w.report(change{File: File{Key: key, Path: path, Start: start, End: start, Packets: Unknown, Keyframes: Unknown, Lost: 0, Cause: cause, Open: true, Modified: time.Now()}})
 }
 
 // Finished reports a file that is complete, or has ended early. It never blocks.
@@ -228,11 +230,41 @@ func (w *Writer) write(x *Index, first change) error {
 	for len(batch) < maxBatch && len(w.queue) > 0 {
 		batch = append(batch, stamped(<-w.queue))
 	}
-	err := x.apply(ctx, batch)
+	err := x.apply(ctx, append(batch, w.cut(ctx, batch)...))
 	if err != nil {
 		w.missed.Store(true)
 	}
 	return err
+}
+
+// cut takes note of the files that are open, and reads those that nobody writes any more: a recorder that begins a file is followed by the last one's
+// word, or the last one was killed.
+func (w *Writer) cut(ctx context.Context, batch []change) (found []change) {
+	if w.open == nil {
+		w.open = map[string]File{}
+	}
+	begun := map[string]bool{}
+	for _, c := range batch {
+		if delete(w.open, c.Path); c.Open && !c.gone {
+			w.open[c.Path], begun[c.Key] = c.File, true
+		}
+	}
+	for path, f := range w.open {
+		if !begun[f.Key] {
+			continue
+		}
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			delete(w.open, path)
+			continue
+		}
+		f.Open = false
+		if f.update(ctx); f.Open {
+			continue
+		}
+		delete(w.open, path)
+		found = append(found, change{File: f})
+	}
+	return found
 }
 
 // stamped adds what the file system says, by which a later comparison sees that nothing has changed.
@@ -300,7 +332,7 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 			}
 			seen[f.path] = true
 			old, ok := known[f.path]
-			if ok && old.Video != 0 && old.Bytes == f.info.Size() && old.Modified.UnixNano() == f.info.ModTime().UnixNano() && (p.Key == "" || p.Key == old.Key) {
+			if ok && old.Video != 0 && !old.Open && old.Bytes == f.info.Size() && old.Modified.UnixNano() == f.info.ModTime().UnixNano() && (p.Key == "" || p.Key == old.Key) {
 				st.Files++
 				return nil
 			}
