@@ -25,11 +25,7 @@ func OpenIndex(path string) (*Index, error) {
 	if err := plainFile(path); err != nil {
 		return nil, fmt.Errorf("index %s: %w", path, err)
 	}
-	mode := "ro"
-	if quiet(path) {
-		mode = "immutable"
-	}
-	x, err := open(path, mode)
+	x, err := openToRead(path, quiet(path))
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +78,7 @@ func openWriter(ctx context.Context, path string, log *slog.Logger) (_ *Index, f
 		if err := plainFile(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, false, fmt.Errorf("index %s: %w", path, err)
 		}
-		x, err := open(path, "rwc")
+		x, err := openToWrite(path)
 		if err != nil {
 			return nil, false, err
 		}
@@ -120,22 +116,28 @@ func placeError(path string, err error) error {
 	return fmt.Errorf("index %s: %w: name a file where uid %d may write, by index: in the site file or --index", path, err, os.Geteuid())
 }
 
-func open(path, mode string) (*Index, error) {
-	immutable := mode == "immutable"
-	if immutable {
-		mode = "ro"
-	}
-	q := url.Values{"mode": {mode}, "_txlock": {"immediate"}, "_pragma": {
-		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "synchronous(NORMAL)", "trusted_schema(OFF)",
-	}}
-	if immutable {
+// openToWrite opens an index that one connection writes, and makes it where there is none.
+func openToWrite(path string) (*Index, error) { return open(path, url.Values{"mode": {"rwc"}}, 1) }
+
+// openToRead opens an index for several that read at once. quiet says that nobody writes it.
+func openToRead(path string, quiet bool) (*Index, error) {
+	q := url.Values{"mode": {"ro"}}
+	if quiet {
 		q.Set("immutable", "1")
 	}
+	return open(path, q, 5)
+}
+
+func open(path string, mode url.Values, conns int) (*Index, error) {
+	q := url.Values{"_txlock": {"immediate"}, "_pragma": {
+		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "synchronous(NORMAL)", "trusted_schema(OFF)",
+	}}
+	maps.Copy(q, mode)
 	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: q.Encode()}).String())
 	if err != nil {
 		return nil, fmt.Errorf("index %s: %w", path, err)
 	}
-	db.SetMaxOpenConns(map[string]int{"ro": 4}[mode] + 1)
+	db.SetMaxOpenConns(conns)
 	free := opened.add(path)
 	return &Index{db: db, path: path, close: sync.OnceValue(func() error {
 		defer free()
