@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -339,10 +340,7 @@ func (s *Site) serveSnapshot(w http.ResponseWriter, r *http.Request, slots chan 
 
 // has says whether a key is one of this site's.
 func (s *Site) has(key string) bool {
-	for _, st := range s.Status().Stages {
-		if st.Kind == kindIngest && st.Key == key {
-			return true
-		}
-	}
-	return false
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.stages, func(st *stage) bool { return st.Kind == kindIngest && st.Key == key })
 }
