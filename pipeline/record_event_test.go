@@ -235,7 +235,7 @@ func TestRecordEvent(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(500 * time.Millisecond) // some pictures
+	n.until(t, len(n.published())+12) // some pictures
 	require.NoError(t, r.Stop(t, syscall.SIGTERM, 10*time.Second))
 	n.requireCut(t, r.events(5)[4]...)
 	left, err := filepath.Glob(dir + "/*.event")
@@ -291,7 +291,13 @@ func TestRecordEventRestarts(t *testing.T) {
 	n.requireEvent(t, r.events(1)[0]...)
 
 	r.pull("--start")
-	time.Sleep(500 * time.Millisecond) // some pictures of this publisher
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if status, err := InspectKey(dir, key); err != nil || len(status.Readers) != 1 {
+			return errors.New("it does not record yet")
+		}
+		return nil
+	})
+	n.until(t, len(n.published())+12) // some pictures of this publisher
 	before := n
 	n.stop()
 	n = publishNumbered(t, dir, key, 0)
