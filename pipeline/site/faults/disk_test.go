@@ -2,6 +2,7 @@ package faults
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,7 +41,7 @@ func newDisk(t *testing.T, dir, size string) *disk {
 	d := &disk{t: t, dir: dir}
 	require.NoError(t, os.Mkdir(dir, 0o755))
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
-		t.Skip("mounting is not allowed here: ", err)
+		testenv.NoMounts(t, fmt.Errorf("mount a tmpfs: %w", err))
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	return d
@@ -53,7 +54,7 @@ func newExt4(t *testing.T, dir string) *disk {
 	d := &disk{t: t, dir: dir, image: dir + ".img"}
 	require.NoError(t, os.Mkdir(dir, 0o755))
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_RDONLY, ""); err != nil { // nothing is recorded into the mount point itself
-		t.Skip("mounting is not allowed here: ", err)
+		testenv.NoMounts(t, fmt.Errorf("mount a tmpfs: %w", err))
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	require.NoError(t, os.WriteFile(d.image, nil, 0o600))
@@ -79,7 +80,10 @@ func (d *disk) must(name string, arg ...string) {
 func (d *disk) mount() {
 	d.t.Helper()
 	if out, err := exec.Command("mount", "-o", "loop,errors=remount-ro", d.image, d.dir).CombinedOutput(); err != nil {
-		d.t.Skipf("loop devices cannot be mounted here: %s", out)
+		if known, _ := os.ReadFile("/proc/filesystems"); !strings.Contains(string(known), "\text4\n") {
+			d.t.Skip("this kernel has no ext4")
+		}
+		testenv.NoMounts(d.t, fmt.Errorf("mount an ext4: %w: %s", err, out))
 	}
 	d.t.Cleanup(func() { _ = syscall.Unmount(d.dir, syscall.MNT_DETACH) })
 }
@@ -113,7 +117,10 @@ func (d *disk) breakDown() {
 	require.NoError(d.t, err)
 	err = os.WriteFile("/sys/fs/ext4/"+filepath.Base(strings.TrimSpace(string(out)))+"/trigger_fs_error", []byte("1"), 0)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.EROFS) {
-		d.t.Skip("no way to break an ext4 here: ", err)
+		if errors.Is(err, os.ErrNotExist) {
+			d.t.Skip("this kernel cannot break an ext4: ", err)
+		}
+		testenv.NoMounts(d.t, fmt.Errorf("break an ext4: %w", err))
 	}
 	require.NoError(d.t, err)
 }

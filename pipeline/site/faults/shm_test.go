@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,10 +20,13 @@ import (
 func smallShm(t *testing.T, size string, arg ...string) *testenv.Process {
 	t.Helper()
 	needRoot(t)
-	if err := exec.Command("unshare", "-m", "true").Run(); err != nil {
-		t.Skip("no mount namespaces here: ", err)
+	unshare := testenv.NeedTool(t, "unshare")
+	try := exec.Command("true")
+	try.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if err := try.Run(); err != nil {
+		testenv.NoMounts(t, fmt.Errorf("mount namespace: %w", err))
 	}
-	return testenv.Start(t, "unshare", append([]string{"-m", "sh", "-c", `mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"`, size, testenv.Binary(t)}, arg...)...)
+	return testenv.Start(t, unshare, append([]string{"-m", "sh", "-c", `mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"`, size, testenv.Binary(t)}, arg...)...)
 }
 
 // A /dev/shm that is too small, as it is in a container (64 MB): the message names what is asked, what there is and what to do, before the
