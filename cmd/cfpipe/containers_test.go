@@ -198,7 +198,8 @@ func TestContainersGroup(t *testing.T) {
 	}
 	as := func(uid int, groups string, command ...string) *testenv.Process {
 		id := fmt.Sprint(uid)
-		return c.shared(append([]string{"/usr/bin/setpriv", "--reuid", id, "--regid", id, groups}, command...)...)
+		// A change of user clears what --kill-child has set.
+		return c.shared(append([]string{"/usr/bin/setpriv", "--reuid", id, "--regid", id, groups, "--pdeathsig", "KILL"}, command...)...)
 	}
 	as(1001, "--groups=2000", append(publish("cam1"), "--group", "cameras")...)
 	reader := as(1002, "--groups=2000", "/cfpipe", "packets", "cam1", "--count", "10", "--wait", "20s")
