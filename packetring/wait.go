@@ -14,7 +14,7 @@ import (
 type Wait int
 
 const (
-	// WaitShared parks the goroutine; one thread of the process sleeps for up to 127 such readers. Above 10,000 packets a second it naps
+	// WaitShared parks the goroutine; one thread of the process sleeps for up to 31 such readers. Above 10,000 packets a second it naps
 	// instead, on a thread of its own and some 350 µs at a time, and reads what has come in one go.
 	WaitShared Wait = iota
 	// WaitDirect sleeps in the kernel with a thread of its own: the shortest way from the writer's wake to Next's return. A cancelled

@@ -91,7 +91,9 @@ func (s *Subscription) connect(ctx context.Context) (*attachment, error) {
 	}
 	var none *NoKeyError
 	if errors.As(err, &none) {
-		none = noKey(s.o.RuntimeDir, s.o.Key)
+		if !s.o.quiet { // who only looks whether it is there needs no list of what else is
+			none = noKey(s.o.RuntimeDir, s.o.Key)
+		}
 		none.Waited = max(s.o.WaitForKey, 0)
 		return nil, none
 	}
