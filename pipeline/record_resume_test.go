@@ -19,7 +19,6 @@ import (
 
 // An event whose reading fails goes on behind what is written: nothing is written twice, and what is left out ends at a keyframe.
 func TestRecordEventResumes(t *testing.T) {
-	t.Parallel()
 	testenv.Watchdog(t, time.Minute)
 	testenv.CheckLeaks(t)
 	dir, key := place(t)

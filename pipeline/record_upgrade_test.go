@@ -87,7 +87,7 @@ func TestRecordUpgrade(t *testing.T) {
 		numbers = slices.Compact(numbers)
 		twice -= len(numbers)
 		requireNumbers(t, numbers, numbers[0], numbers[len(numbers)-1])
-		require.Greater(t, len(numbers), 300+2*int(away/(40*time.Millisecond)))
+		require.Greater(t, len(numbers), 250+2*int(away/(40*time.Millisecond))) // recorders and their absence; a busy machine takes less of it
 		require.NotZero(t, twice, "the new recorder reaches back into the old one's files")
 	}
 }
