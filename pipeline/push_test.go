@@ -164,7 +164,6 @@ func TestPushRefused(t *testing.T) {
 // FFmpeg's outputs: a transport stream by TCP and UDP, FLV by RTMP.
 func TestPushFFmpegOutputs(t *testing.T) {
 	t.Parallel() // runs when the tests that look for leaks are done
-	testenv.Watchdog(t, time.Minute)
 	ffmpeg, ffprobe := testenv.NeedTool(t, "ffmpeg"), testenv.NeedTool(t, "ffprobe")
 	dir := t.TempDir()
 	clip, err := testcam.EmbeddedClip("h264", true)
@@ -180,6 +179,7 @@ func TestPushFFmpegOutputs(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			testenv.Watchdog(t, time.Minute) // from here on: it may have waited long for its turn
 			addr := freePort(t, c.network)
 			out := filepath.Join(t.TempDir(), "out.mkv")
 			args := []string{"-v", "error"}
