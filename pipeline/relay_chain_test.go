@@ -19,8 +19,8 @@ import (
 // Camera, ingest, relay and reader as processes of their own: what the reader receives is what the camera sent, and a keyframe
 // comes at once from the ring though the camera's next one is far away.
 func TestRelayChain(t *testing.T) {
-	t.Parallel() // runs when the tests that look for leaks are done
-	testenv.Watchdog(t, 2*time.Minute)
+	t.Parallel()                       // runs when the tests that look for leaks are done
+	testenv.Watchdog(t, 5*time.Minute) // its parts wait for their turn
 	bin := testenv.Binary(t)
 	clip := encodeClip(t, "chain.mp4", "-c:v", "libx264", "-preset", "veryfast", "-g", "50", "-bf", "2", "-c:a", "aac")
 	camera, err := testcam.Start(testcam.Options{Clip: clip})

@@ -184,8 +184,8 @@ func requireGapless(t *testing.T, clip *testcam.Clip, track int, got []string) {
 
 // What ffmpeg receives from the relay is what was published, access unit by access unit, with the audio beside it.
 func TestRelayByteEquality(t *testing.T) {
-	t.Parallel() // runs when the tests that look for leaks are done
-	testenv.Watchdog(t, 2*time.Minute)
+	t.Parallel()                       // runs when the tests that look for leaks are done
+	testenv.Watchdog(t, 5*time.Minute) // its parts wait for their turn
 	clips := map[string]*testcam.Clip{
 		"h264-aac":          encodeClip(t, "a.mp4", "-c:v", "libx264", "-preset", "veryfast", "-g", "25", "-bf", "0", "-c:a", "aac"),
 		"h264-bframes-ulaw": encodeClip(t, "b.mkv", "-c:v", "libx264", "-preset", "veryfast", "-g", "25", "-bf", "3", "-c:a", "pcm_mulaw", "-ar", "8000", "-ac", "1"),
