@@ -23,7 +23,7 @@ func TestIngestLogin(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
 	refuse := func(context.Context, media.Sink) error { return fmt.Errorf("DESCRIBE: %w", media.ErrLogin) }
 	src := &script{conns: []func(context.Context, media.Sink) error{refuse, refuse, refuse}}
-	var logs lockedText
+	var logs testenv.Log
 	in, err := NewIngest(IngestOptions{
 		Key: ingestKey(t), RuntimeDir: t.TempDir(), Source: src, Live: true, Backoff: 5 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&logs, nil)),
 	})

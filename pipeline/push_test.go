@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -29,26 +28,9 @@ type noStreams struct{}
 func (noStreams) Tracks(string) ([]media.Track, error)          { return nil, os.ErrNotExist }
 func (noStreams) Open(string, []int) (rtsp.StreamReader, error) { return nil, os.ErrNotExist }
 
-type lockedText struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func startPush(t *testing.T, o PushOptions) *lockedText {
+func startPush(t *testing.T, o PushOptions) *testenv.Log {
 	t.Helper()
-	logs := &lockedText{}
+	logs := &testenv.Log{}
 	o.Logger = slog.New(slog.NewTextHandler(logs, nil))
 	o.MinBackoff, o.MaxBackoff = 100*time.Millisecond, 200*time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())

@@ -326,7 +326,7 @@ func TestRecordEventHere(t *testing.T) {
 	dir, key := place(t)
 	n := publishNumbered(t, dir, key, 1<<20) // 32 MiB hold 32 of these: 1.3 s
 	n.older(t, 4*time.Second)
-	var log lockedText
+	var log testenv.Log
 	var k kept
 	ready := make(chan struct{})
 	events := make(chan trigger.Event, 10)
@@ -384,7 +384,7 @@ func TestRecordEventStopped(t *testing.T) {
 	n := publishNumbered(t, dir, key, 0)
 	n.older(t, 2*time.Second)
 	for range 20 {
-		var log lockedText
+		var log testenv.Log
 		var files []eventLine
 		ready, ended := make(chan struct{}), make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())

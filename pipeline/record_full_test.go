@@ -35,7 +35,7 @@ func (f smallFile) Write(b []byte) (int, error) {
 func TestRecordDiskFullLog(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
 	clip := embedded(t)
-	var logs lockedText
+	var logs testenv.Log
 	r := &recorder{o: RecordOptions{Key: "k", Format: mux.FMP4, Counter: &RecordCounter{}}, log: slog.New(slog.NewTextHandler(&logs, nil)), described: true, files: 1}
 	r.video = clip.Tracks()[0]
 	room, attempts, dir := 2<<10, 0, t.TempDir()

@@ -250,7 +250,7 @@ func TestRecordDamagedKeyframe(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var k kept
-	var log lockedText
+	var log testenv.Log
 	ended := make(chan error, 1)
 	go func() {
 		ended <- Record(ctx, RecordOptions{RuntimeDir: dir, Key: key, Out: filepath.Join(t.TempDir(), "x.mp4"), NoAudio: true, Done: k.done, Started: k.started,
@@ -343,7 +343,7 @@ func TestRecordDiskFull(t *testing.T) {
 	cam := publishClip(t, dir, key, clip, 0)
 	defer cam.stop()
 	var k kept
-	var log lockedText
+	var log testenv.Log
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)

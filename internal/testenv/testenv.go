@@ -195,23 +195,24 @@ func Binary(t testing.TB) string {
 // Process is a child process whose output is kept.
 type Process struct {
 	*exec.Cmd
-	stdout, stderr lockedBuffer
+	stdout, stderr Log
 	done           chan struct{}
 	err            error
 }
 
-type lockedBuffer struct {
+// Log is a text that is written and read at once.
+type Log struct {
 	mu sync.Mutex
 	b  bytes.Buffer
 }
 
-func (l *lockedBuffer) Write(p []byte) (int, error) {
+func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.Write(p)
 }
 
-func (l *lockedBuffer) String() string {
+func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()

@@ -53,7 +53,7 @@ func (s *stream) Tracks(tracks []media.Track) error {
 func (s *stream) Packet(i int, p media.Packet) error {
 	p.Data = bytes.Clone(p.Data)
 	track := mux.VideoTrack
-	if s.audio != nil && len(s.packets) >= 0 && i == 1 {
+	if s.audio != nil && i == 1 {
 		track = mux.AudioTrack
 	}
 	s.packets = append(s.packets, packet{track, p})

@@ -84,7 +84,7 @@ func TestTamperedIndex(t *testing.T) {
 			tamper(t, path, change)
 			_, err := Library{Index: path}.List(t.Context(), Query{}, slog.New(slog.DiscardHandler), nil)
 			require.ErrorIs(t, err, ErrDamaged)
-			var log text
+			var log testenv.Log
 			w := NewWriter(WriterOptions{Path: path, Places: []Place{place}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			stop := run(t, w)
 			<-w.Ready()
@@ -139,7 +139,7 @@ func TestIndexLogGone(t *testing.T) {
 			path := filepath.Join(dir, "index.db")
 			place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
 			require.NoError(t, err)
-			var log text
+			var log testenv.Log
 			w := NewWriter(WriterOptions{Path: path, Places: []Place{place}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			stop := run(t, w)
 			<-w.Ready()

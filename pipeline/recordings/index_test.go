@@ -23,24 +23,6 @@ import (
 	"github.com/cfpipe/cfpipe/mux"
 )
 
-// text is a log that is written and read at once.
-type text struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *text) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *text) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // run starts a Writer and returns what stops it.
 func run(t *testing.T, w *Writer) (stop func()) {
 	t.Helper()
@@ -232,7 +214,7 @@ func TestDamagedIndex(t *testing.T) {
 			} else {
 				require.ErrorIs(t, err, ErrDamaged)
 			}
-			var log text
+			var log testenv.Log
 			w := NewWriter(WriterOptions{Path: path, Places: []Place{place}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			stop := run(t, w)
 			<-w.Ready()
@@ -347,7 +329,7 @@ func TestUnwritableIndex(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
-	var log text
+	var log testenv.Log
 	w := NewWriter(WriterOptions{Path: filepath.Join(dir, "file", "index.db"), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	stop := run(t, w)
 	for range 2 * maxQueue {

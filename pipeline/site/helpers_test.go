@@ -24,24 +24,6 @@ import (
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
-// text is a log that is written and read at once.
-type text struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *text) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *text) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // host is a site at work with cameras to connect to.
 type host struct {
 	t       *testing.T
@@ -49,7 +31,7 @@ type host struct {
 	prefix  string // of all keys
 	cams    *testcam.Cameras
 	site    *Site
-	log     text
+	log     testenv.Log
 	reload  chan struct{}
 	onServe func(net.Addr)
 	cancel  context.CancelFunc

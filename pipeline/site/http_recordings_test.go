@@ -271,7 +271,7 @@ func TestExportBounds(t *testing.T) {
 
 // A client that leaves is no fault of the index; one that is a folder is.
 func TestUnavailableLog(t *testing.T) {
-	var log text
+	var log testenv.Log
 	a := &recordingsAPI{site: &Site{log: slog.New(slog.NewTextHandler(&log, nil))}}
 	ctx, leave := context.WithCancel(t.Context())
 	leave()

@@ -277,7 +277,7 @@ func TestResults(t *testing.T) {
 	require.NoError(t, os.WriteFile(wall, nil, 0o600))
 	p, err := mux.ParsePattern(wall+"/a.jsonl", "k")
 	require.NoError(t, err)
-	var log text
+	var log testenv.Log
 	r := &results{pattern: p, limit: 10, log: slog.New(slog.NewTextHandler(&log, nil))}
 	for range 3 {
 		n, err := r.Write([]byte("12345\n"))

@@ -165,7 +165,7 @@ func TestRetentionManyFiles(t *testing.T) {
 func TestRetentionCannotRemove(t *testing.T) {
 	for _, n := range []int{3, ledgerFiles + 500} {
 		s := newShelf(t, strings.Replace(strings.Replace(shelfSite, "RETENTION", "{age: 1h}", 1), "%H.mp4", "%s.mp4", 1))
-		var log text
+		var log testenv.Log
 		s.k.log = slog.New(slog.NewTextHandler(&log, nil))
 		for i := range n {
 			s.put(fmt.Sprintf("a/2026-01-01/%d.mp4", 1_000_000+i), time.Duration(2*n-i)*time.Hour)
