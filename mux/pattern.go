@@ -135,6 +135,12 @@ func createIn(path string) (f *os.File, err error) {
 	return nil, err
 }
 
+// OpenIn opens a file below a folder of recordings for reading: no link is followed, and no pipe is waited for. It may be anything else than
+// a recording still.
+func OpenIn(root *os.Root, name string) (*os.File, error) {
+	return root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+}
+
 // InUse says whether a recorder holds the lock of a file that it writes. Asking takes nothing: any number may ask at once. A file system without
 // locks has no open files that could be told.
 func InUse(f *os.File) bool {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"syscall"
 
 	"github.com/cfpipe/cfpipe/mux"
 )
@@ -28,7 +27,7 @@ func (f *File) open() (*os.File, error) {
 		return nil, err
 	}
 	defer root.Close()
-	file, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	file, err := mux.OpenIn(root, name)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
@@ -199,7 +198,7 @@ func (p *Place) walk(ctx context.Context, f func(found) error) error {
 
 // open opens the file itself: no link is followed, and no pipe waited for.
 func (f *found) open() (*os.File, error) {
-	return f.root.OpenFile(f.name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	return mux.OpenIn(f.root, f.name)
 }
 
 // read asks the file what it is. With an error only Open is told.

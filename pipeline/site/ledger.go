@@ -221,7 +221,7 @@ func (l *ledger) tidy(root *os.Root, name string, d fs.DirEntry, now time.Time) 
 
 // isOpen says whether somebody holds the lock that recorders hold while they write.
 func isOpen(root *os.Root, name string) (bool, error) {
-	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := mux.OpenIn(root, name)
 	if err != nil {
 		return false, err
 	}
@@ -246,7 +246,7 @@ func (l *ledger) remove(e keptFile, unlink func(root *os.Root, name string) erro
 	if err != nil || strings.HasPrefix(name, "..") {
 		return false, err
 	}
-	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := mux.OpenIn(root, name)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return true, nil // somebody else was faster
