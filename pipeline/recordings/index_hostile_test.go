@@ -62,16 +62,7 @@ func TestForeignFiles(t *testing.T) {
 // An index whose contents are wrong is seen as damaged and made anew from the files.
 func TestTamperedIndex(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	s := camera(t, "320x180", 10, x264...)
-	dir := t.TempDir()
-	path := filepath.Join(dir, "index.db")
-	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
-	require.NoError(t, err)
-	want := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
-	_, err = Rebuild(t.Context(), path, []Place{place}, slog.New(slog.DiscardHandler), nil)
-	require.NoError(t, err)
-	good, err := os.ReadFile(path)
-	require.NoError(t, err)
+	path, place, want, good := rebuilt(t)
 	for name, change := range map[string]string{
 		"a text for a time": "UPDATE files SET start = 'long ago'",
 		"a column less":     "ALTER TABLE files DROP COLUMN cause",

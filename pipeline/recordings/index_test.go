@@ -184,20 +184,27 @@ func TestReconcile(t *testing.T) {
 	require.Len(t, list(t, path, Query{Keys: []string{"yard"}}), 1)
 }
 
+// rebuilt makes the recordings of a place and their index.
+func rebuilt(t *testing.T) (path string, place Place, want []File, index []byte) {
+	t.Helper()
+	s := camera(t, "320x180", 10, x264...)
+	dir := t.TempDir()
+	path = filepath.Join(dir, "index.db")
+	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
+	require.NoError(t, err)
+	want = s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
+	_, err = Rebuild(t.Context(), path, []Place{place}, slog.New(slog.DiscardHandler), nil)
+	require.NoError(t, err)
+	index, err = os.ReadFile(path)
+	require.NoError(t, err)
+	return path, place, want, index
+}
+
 // A database that is damaged, anywhere and in any way, is moved aside with a word in the log and made anew; one of somebody else, or of a newer
 // version, is left alone.
 func TestDamagedIndex(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	s := camera(t, "320x180", 10, x264...)
-	dir := t.TempDir()
-	path := filepath.Join(dir, "index.db")
-	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
-	require.NoError(t, err)
-	want := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
-	_, err = Rebuild(t.Context(), path, []Place{place}, slog.New(slog.DiscardHandler), nil)
-	require.NoError(t, err)
-	good, err := os.ReadFile(path)
-	require.NoError(t, err)
+	path, place, want, good := rebuilt(t)
 	require.NoFileExists(t, path+"-wal")
 	damage := map[string][]byte{
 		"nothing": {}, "zeros": make([]byte, len(good)), "cut off": good[:len(good)/2+100],
@@ -244,7 +251,7 @@ func TestDamagedIndex(t *testing.T) {
 		_, err = os.Stat(path)
 		require.NoError(t, err)
 	}
-	_, err = OpenIndex(filepath.Join(dir, "none.db"))
+	_, err = OpenIndex(filepath.Join(filepath.Dir(path), "none.db"))
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
