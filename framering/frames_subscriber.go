@@ -56,9 +56,9 @@ type FrameReader struct {
 	wake  bool // STRICT_WAIT: the publisher waits for ACKs
 
 	slots  []Buffer
-	event  IPCEvent // protocols 1 and 2
-	last   uint64   // handed out
-	waiter *shm.Waiter
+	event  IPCEvent        // protocols 1 and 2
+	last   uint64          // handed out
+	waiter shm.FutexWaiter // nil: WaitBusy
 
 	quiet   bool // the publisher does not wake
 	strikes int  // waits in a row that ran out although a frame had come
@@ -99,8 +99,11 @@ func (s *Subscriber) Frames(o FrameReaderOptions) (*FrameReader, error) {
 	case o.Newest && r.last > 0:
 		r.last--
 	}
-	if o.Wait == WaitShared {
+	switch o.Wait {
+	case WaitShared:
 		r.waiter = shm.Shared.Register(low32(&r.block.hdr.globalSeq))
+	case WaitDirect:
+		r.waiter = shm.NewSleeper(low32(&r.block.hdr.globalSeq))
 	}
 	go r.watch()
 	return r, nil
@@ -196,7 +199,6 @@ func (r *FrameReader) watch() {
 		r.waiter.Close()
 	}
 	r.sub.doorbell.pass()
-	_ = shm.Guard(func() { shm.FutexWake(low32(&r.block.hdr.globalSeq)) }) // who waits directly
 }
 
 // Next blocks for the next frame and takes a lease on it: the newest one not yet read (NewestOnly), or the one after the last
@@ -343,14 +345,13 @@ func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
 		return fmt.Errorf("frames of %s: %w", r.sub.Key, os.ErrClosed)
 	default:
 	}
-	word := low32(&r.block.hdr.globalSeq)
 	timeout := waitWoken
 	if r.quiet {
 		timeout = waitUnwoken
 	}
 	var err error
-	switch r.wait {
-	case WaitBusy:
+	switch {
+	case r.wait == WaitBusy:
 		err = shm.Guard(func() {
 			for i := range 1 << 12 { // then look at ctx and the connection
 				if uint32(r.block.hdr.globalSeq.Load()) != uint32(seen) {
@@ -361,14 +362,10 @@ func (r *FrameReader) pause(ctx context.Context, seen uint64) error {
 				}
 			}
 		})
-	case WaitDirect:
-		err = shm.FutexWait(word, uint32(seen), min(timeout, 50*time.Millisecond)) // ctx cannot interrupt it
+	case r.wait == WaitShared && r.sub.doorbell.rung.Load() && !r.quiet:
+		err = r.sub.doorbell.await(ctx, timeout)
 	default:
-		if s := r.sub; s.doorbell.rung.Load() && !r.quiet {
-			err = s.doorbell.await(ctx, timeout)
-		} else {
-			err = r.waiter.Wait(ctx, uint32(seen), timeout)
-		}
+		err = r.waiter.Wait(ctx, uint32(seen), timeout)
 	}
 	switch {
 	case errors.Is(err, shm.ErrTimeout):

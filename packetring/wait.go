@@ -17,8 +17,7 @@ const (
 	// WaitShared parks the goroutine; one thread of the process sleeps for up to 31 such readers. Above 10,000 packets a second it naps
 	// instead, on a thread of its own and some 350 µs at a time, and reads what has come in one go.
 	WaitShared Wait = iota
-	// WaitDirect sleeps in the kernel with a thread of its own: the shortest way from the writer's wake to Next's return. A cancelled
-	// context is noticed within 250 ms, its deadline in time.
+	// WaitDirect sleeps in the kernel with a thread of its own: the shortest way from the writer's wake to Next's return.
 	WaitDirect
 	// WaitBusy spins: about a microsecond from Publish to Next, for a whole core.
 	WaitBusy
@@ -33,8 +32,6 @@ const (
 	unlockedBound = 20 * time.Millisecond
 	// pollPause is the sleep between two looks at a writer that does not wake its readers.
 	pollPause = 500 * time.Microsecond
-	// directBound is how late WaitDirect sees its context end.
-	directBound = 250 * time.Millisecond
 
 	// trustAfter wakes in a row, a polled writer is slept on again.
 	trustAfter = 4
@@ -72,13 +69,16 @@ type waiting struct {
 	missed  uint64        // sleeps that ran out although there was something new
 
 	mu     sync.Mutex
-	waiter *shm.Waiter // WaitShared: made when first needed
+	waiter shm.FutexWaiter // WaitDirect: from the start; WaitShared: made when first needed
 }
 
 func (w *waiting) init(mode Wait, r *ring, locked bool) {
 	w.mode, w.ring, w.locked, w.longest = mode, r, locked, lockedBound
 	w.looked = time.Now()
 	w.closing = make(chan struct{})
+	if mode == WaitDirect {
+		w.waiter = shm.NewSleeper(r.futex())
+	}
 }
 
 // wait returns nil when it is time to look at the ring again, whose futex word was seen when it had nothing new.
@@ -88,7 +88,7 @@ func (w *waiting) wait(ctx context.Context, r *Reader, seen uint32) error {
 	case WaitBusy:
 		err = w.spin(ctx, r, seen)
 	case WaitDirect:
-		err = w.sleepDirect(ctx, seen)
+		err = w.waiter.Wait(ctx, seen, w.bound())
 	default:
 		err = w.sleepShared(ctx, r, seen)
 	}
@@ -149,14 +149,6 @@ func (w *waiting) lookAtLock(r *Reader) {
 		w.looked = now
 		w.orphan = !shm.Locked(r.seg)
 	}
-}
-
-func (w *waiting) sleepDirect(ctx context.Context, seen uint32) error {
-	d := min(w.bound(), directBound)
-	if deadline, ok := ctx.Deadline(); ok {
-		d = max(min(d, time.Until(deadline)), time.Microsecond)
-	}
-	return shm.FutexWait(w.ring.futex(), seen, d)
 }
 
 func (w *waiting) sleepShared(ctx context.Context, r *Reader, seen uint32) error {
@@ -266,13 +258,5 @@ func (w *waiting) interrupt(r *Reader) {
 	if waiter != nil {
 		waiter.Close()
 	}
-	if w.mode != WaitDirect {
-		r.mapping.Lock() // nobody who holds it sleeps for long now
-		return
-	}
-	// The wake ends other readers' sleep as well; they look again.
-	for !r.mapping.TryLock() {
-		shm.FutexWake(w.ring.futex())
-		time.Sleep(50 * time.Microsecond)
-	}
+	r.mapping.Lock() // nobody who holds it sleeps for long now
 }

@@ -347,7 +347,7 @@ func (r *FramesResult) judge() {
 			goal(fmt.Sprintf("wake p99 at %d/s, × bare futex", w.Rate), w.RatioP99, 1.5, false)
 		}
 	}
-	r.Goals = append(r.Goals, r.Stream.goals()...)
+	r.Goals = append(r.Goals, r.Stream.goal())
 	goal("frames lost in the stream", float64(r.Stream.Lost), 0, false)
 }
 

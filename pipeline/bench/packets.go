@@ -111,7 +111,7 @@ func (r *PacketsResult) judge() {
 		most("busy-poll p50, µs", r.Busy.Ring.P50, 2)
 	}
 	if s := r.Stream; s != nil {
-		r.Goals = append(r.Goals, s.goals()...)
+		r.Goals = append(r.Goals, s.goal())
 		most("allocations per packet, writer", s.WriterAllocs, 0.01)
 		most("allocations per packet, reader", s.ReaderAllocs, 0.01)
 		most("packets lost in the stream", float64(s.Lost), 0)
