@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"time"
 
@@ -19,7 +18,7 @@ type Summary struct {
 	Begin, End    time.Duration // of the pictures, from the file's time zero
 	Video, Audio  uint32        // codecs; 0 = there is none
 	Width, Height int
-	Packets       int   // access units of video; -1 = only a reader of the whole file could tell
+	Packets       int   // access units of video; -1 = only a reader of the whole file could tell: of all but MP4
 	Keyframes     int   // the same
 	Bytes         int64 // that can be played; what follows was cut off
 	Complete      bool  // it has its end: the index, the duration. Transport streams have none and are complete always
@@ -28,7 +27,8 @@ type Summary struct {
 // ErrNoRecording says that a file is none that can be read.
 var ErrNoRecording = errors.New("no recording")
 
-// Summarize reads as little of a file as its container allows: the boxes between the pictures of an MP4, the head and the end of others. A file
+// Summarize reads as little of a file as its container allows: the boxes between the pictures of an MP4, the head and the end of others, in
+// whatever state they are. A file
 // that is being written is told of as it is now. When ctx ends, reading does, with its error.
 func Summarize(ctx context.Context, f *os.File) (Summary, error) {
 	st, err := f.Stat()
@@ -80,55 +80,59 @@ func summarizeStreams(ctx context.Context, f *os.File, size int64) (s Summary, e
 			s.Audio = t.CodecID
 		}
 	}
-	if s.Complete = in.HasDuration(); !s.Complete {
-		err := readThrough(in, &s)
+	if s.Begin, err = firstPicture(in); err != nil {
 		return s, err
 	}
+	if s.Complete = in.HasDuration(); s.Complete {
+		if s.End = in.VideoEnd(); s.End == 0 { // Matroska tells one duration, from time zero to the end of picture or sound
+			s.End = in.Duration()
+		}
+		return s, nil
+	}
+	if end, ok := mkvTail(ctx, f, size); ok {
+		s.End = end
+		return s, nil
+	}
+	end, ok, err := lastPicture(in)
+	if s.End = end; !ok { // the first one is the only one
+		s.End = s.Begin + defaultInterval
+	}
+	return s, err
+}
+
+// firstPicture returns when the first picture is shown.
+func firstPicture(in *av.File) (time.Duration, error) {
 	for {
 		track, p, err := in.Next()
 		if errors.Is(err, io.EOF) {
-			return s, fmt.Errorf("%w: no picture in it", ErrNoRecording)
+			return 0, fmt.Errorf("%w: no picture in it", ErrNoRecording)
 		}
 		if err != nil {
-			return s, err
+			return 0, err
 		}
 		if in.Tracks()[track].Kind == media.Video {
-			s.Begin, s.End = time.Duration(p.PTS), in.VideoEnd()
-			if s.End == 0 { // Matroska tells one duration, from time zero to the end of picture or sound
-				s.End = in.Duration()
-			}
-			return s, nil
+			return time.Duration(p.PTS), nil
 		}
 	}
 }
 
-// readThrough counts the packets of a file that says no more: one that was cut off.
-func readThrough(in *av.File, s *Summary) error {
-	s.Packets, s.Keyframes = 0, 0
-	first, last, end, step := int64(math.MaxInt64), int64(0), int64(0), int64(defaultInterval)
+// lastPicture reads on and returns when the last picture ends; false = there is none.
+func lastPicture(in *av.File) (end time.Duration, ok bool, err error) {
+	last, step := int64(0), int64(defaultInterval)
 	for {
 		track, p, err := in.Next()
 		if errors.Is(err, io.EOF) {
-			break
+			return end + time.Duration(step), ok, nil
 		}
 		if err != nil {
-			return err
+			return 0, false, err
 		}
 		if in.Tracks()[track].Kind != media.Video {
 			continue
 		}
-		if d := p.DTS - last; s.Packets > 0 && d > 0 && d <= int64(maxInterval) {
+		if d := p.DTS - last; ok && d > 0 && d <= int64(maxInterval) {
 			step = d
 		}
-		last = p.DTS
-		s.Packets++
-		if p.Flags&media.FlagKey != 0 {
-			s.Keyframes++
-		}
-		first, end = min(first, p.PTS), max(end, p.PTS)
+		last, end, ok = p.DTS, max(end, time.Duration(p.PTS)), true
 	}
-	if s.Packets > 0 {
-		s.Begin, s.End = time.Duration(first), time.Duration(end+step)
-	}
-	return nil
 }

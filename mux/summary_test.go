@@ -94,7 +94,7 @@ func TestSummarizeCutOff(t *testing.T) {
 		require.False(t, whole.Complete)
 		b, err := os.ReadFile(path)
 		require.NoError(t, err)
-		last, found := 0, 0
+		last, end, found := 0, time.Duration(0), 0
 		for n := 0; n < len(b)-10; n += 977 {
 			require.NoError(t, os.WriteFile(path, b[:n], 0o600))
 			file, err := os.Open(path)
@@ -109,11 +109,18 @@ func TestSummarizeCutOff(t *testing.T) {
 			require.LessOrEqual(t, got.Bytes, int64(n))
 			require.LessOrEqual(t, got.End, whole.End+time.Millisecond)
 			require.False(t, got.Complete, n)
+			require.GreaterOrEqual(t, got.End, end, "%s cut at %d", f, n)
+			end = got.End
+			if f == MKV {
+				require.Equal(t, []int{-1, -1}, []int{got.Packets, got.Keyframes})
+				continue
+			}
 			require.GreaterOrEqual(t, got.Packets, last, "%s cut at %d", f, n)
-			last = max(got.Packets, 0)
+			last = got.Packets
 		}
 		require.NotZero(t, found)
-		require.Greater(t, last, 45)
+		require.Greater(t, end, 45*40*time.Millisecond)
+		require.True(t, f == MKV || last > 45)
 	}
 }
 
