@@ -1,8 +1,6 @@
 package recordings
 
 import (
-	"errors"
-	"fmt"
 	"io"
 	"os"
 
@@ -27,15 +25,7 @@ func (f *File) open() (*os.File, error) {
 		return nil, err
 	}
 	defer root.Close()
-	file, err := mux.OpenIn(root, name)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		file.Close()
-		return nil, errors.Join(err, fmt.Errorf("%s: %w", f.Path, mux.ErrNoRecording))
-	}
-	return file, nil
+	return openPlain(root, name)
 }
 
 func (e *exporter) open(f File) (*source, error) {

@@ -8,8 +8,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -110,100 +108,9 @@ func (f File) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// Place is where recordings lie.
-type Place struct {
-	Key   string                 // of all files here; "" = what each of them says
-	Dir   string                 // absolute: nothing outside is looked at, whatever links stand in it
-	Match func(path string) bool // which files are meant; nil = all that have a recording's extension
-}
-
-// PlaceOf is where a recorder of key writes the files of a pattern.
-func PlaceOf(key, out string) (Place, error) {
-	out, err := filepath.Abs(out)
-	if err != nil {
-		return Place{}, err
-	}
-	p, err := mux.ParsePattern(out, key)
-	if err != nil {
-		return Place{}, err
-	}
-	files := p.Files()
-	return Place{Key: key, Dir: files.Dir, Match: files.Match}, nil
-}
-
-// Folder is a place of recordings of any keys, which their files or else the folders in it name.
-func Folder(dir string) (Place, error) {
-	dir, err := filepath.Abs(dir)
-	return Place{Dir: dir}, err
-}
-
-func (p *Place) has(path string) bool {
-	if p.Match != nil {
-		return p.Match(path)
-	}
-	switch strings.ToLower(filepath.Ext(path)) {
-	case ".mp4", ".m4v", ".fmp4", ".mkv", ".ts":
-		return true
-	}
-	return false
-}
-
-// holds says whether a path lies in the place's folder.
-func (p *Place) holds(path string) bool {
-	rel, err := filepath.Rel(p.Dir, path)
-	return err == nil && filepath.IsLocal(rel)
-}
-
-// owns says whether a file of key is one of this place. A folder of any keys is not that strict: it may be known under other names.
-func (p *Place) owns(key, path string) bool {
-	return p.Key == "" || p.Key == key && p.holds(path) && p.has(path)
-}
-
-// found is a file of a place as the folder shows it.
-type found struct {
-	root *os.Root
-	name string // below the root
-	path string
-	info fs.FileInfo
-}
-
-// walk shows each plain file of a place to f, until f fails or ctx ends. A place that does not exist yet is empty.
-func (p *Place) walk(ctx context.Context, f func(found) error) error {
-	root, err := os.OpenRoot(p.Dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	return fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil || !d.Type().IsRegular() { // a folder that went away or is not ours to read
-			return nil
-		}
-		path := filepath.Join(p.Dir, name)
-		if !p.has(path) {
-			return nil
-		}
-		info, err := d.Info()
-		if err != nil {
-			return nil
-		}
-		return f(found{root, name, path, info})
-	})
-}
-
-// open opens the file itself: no link is followed, and no pipe waited for.
-func (f *found) open() (*os.File, error) {
-	return mux.OpenIn(f.root, f.name)
-}
-
 // read asks the file what it is. With an error only Open is told.
-func (p *Place) read(ctx context.Context, f found) (File, error) {
-	file, err := f.open()
+func (p *Place) read(ctx context.Context, f Found) (File, error) {
+	file, err := mux.OpenIn(f.root, f.name)
 	if err != nil {
 		return File{}, err
 	}
@@ -218,7 +125,7 @@ func (p *Place) read(ctx context.Context, f found) (File, error) {
 		return File{Open: open}, err
 	}
 	x := File{
-		Key: s.Key, Path: f.path, Bytes: info.Size(), Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: Unknown, Video: s.Video, Audio: s.Audio,
+		Key: s.Key, Path: f.Path, Bytes: info.Size(), Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: Unknown, Video: s.Video, Audio: s.Audio,
 		Width: s.Width, Height: s.Height, Cause: s.Cause, Finished: s.Complete && !open, Open: open, Modified: info.ModTime(),
 	}
 	if p.Key != "" {
@@ -276,11 +183,11 @@ func Scan(ctx context.Context, places []Place, q Query, progress func(files int)
 	var list []File
 	seen := map[string]bool{}
 	for _, p := range places {
-		err := p.walk(ctx, func(f found) error {
-			if seen[f.path] {
+		err := p.Walk(ctx, func(f Found, err error) error {
+			if err != nil || seen[f.Path] {
 				return nil
 			}
-			seen[f.path] = true
+			seen[f.Path] = true
 			x, err := p.read(ctx, f)
 			if progress != nil {
 				progress(len(seen))
@@ -332,39 +239,11 @@ func (f *File) update(ctx context.Context) {
 	}
 	defer root.Close()
 	p := Place{Key: f.Key, Dir: root.Name()}
-	x, err := p.read(ctx, found{root: root, name: name, path: f.Path})
+	x, err := p.read(ctx, Found{root: root, name: name, Path: f.Path})
 	if err != nil {
 		f.Open = x.Open
 		return
 	}
 	x.Lost, x.root = f.Lost, f.root
 	*f = x
-}
-
-// Name is what a file of this place is called within it; ok is false for one that is not of this place.
-func (p *Place) Name(path string) (name string, ok bool) {
-	rel, err := filepath.Rel(p.Dir, path)
-	return filepath.ToSlash(rel), err == nil && filepath.IsLocal(rel) && p.has(path)
-}
-
-// Open opens a file of this place by its Name. No link leads out of the place, and the file itself is none.
-func (p *Place) Open(name string) (*os.File, error) {
-	name = filepath.FromSlash(name)
-	if !filepath.IsLocal(name) || !p.has(filepath.Join(p.Dir, name)) {
-		return nil, fs.ErrNotExist
-	}
-	root, err := os.OpenRoot(p.Dir)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	f, err := (&found{root: root, name: name}).open()
-	if err != nil {
-		return nil, err
-	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		f.Close()
-		return nil, fs.ErrNotExist
-	}
-	return f, nil
 }

@@ -326,13 +326,13 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 	}
 	seen := map[string]bool{}
 	for _, p := range places {
-		err := p.walk(ctx, func(f found) error {
-			if seen[f.path] {
+		err := p.Walk(ctx, func(f Found, err error) error {
+			if err != nil || seen[f.Path] {
 				return nil
 			}
-			seen[f.path] = true
-			old, ok := known[f.path]
-			if ok && old.Video != 0 && !old.Open && old.Bytes == f.info.Size() && old.Modified.UnixNano() == f.info.ModTime().UnixNano() && (p.Key == "" || p.Key == old.Key) {
+			seen[f.Path] = true
+			old, ok := known[f.Path]
+			if ok && old.Video != 0 && !old.Open && old.Bytes == f.Info.Size() && old.Modified.UnixNano() == f.Info.ModTime().UnixNano() && (p.Key == "" || p.Key == old.Key) {
 				st.Files++
 				return nil
 			}
@@ -341,13 +341,13 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 			case ctx.Err() != nil: // it says nothing of the file
 				return ctx.Err()
 			case errors.Is(err, fs.ErrNotExist):
-				delete(seen, f.path)
+				delete(seen, f.Path)
 				return nil
 			case err != nil && ok && old.Video == 0 && now.Open: // just begun: not a byte to read yet
 				return nil
 			case err != nil:
 				st.Other++
-				delete(seen, f.path)
+				delete(seen, f.Path)
 				return nil
 			}
 			if ok && old.Start.Equal(now.Start) {

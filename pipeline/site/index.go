@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline/recordings"
 )
 
@@ -79,34 +78,22 @@ func (c *Config) formerIndexes() (paths []string) {
 	return paths
 }
 
-// places are the folders of all recordings. Where a key begins with another one, its files are its own.
+// places are the folders of all recordings.
 func (c *Config) places() []recordings.Place {
-	type named struct {
-		key   string
-		files mux.Files
-	}
-	var all []named
-	for _, r := range c.recordings() {
-		if p, err := mux.ParsePattern(r.Out, r.key); err == nil { // else Load has said it
-			all = append(all, named{r.key, p.Files()})
-		}
-	}
-	slices.SortStableFunc(all, func(a, b named) int { return cmp.Compare(len(b.key), len(a.key)) })
-	var places []recordings.Place
-	for i, n := range all { // a file is that of the longest key that it matches: the first to be walked
-		earlier := slices.DeleteFunc(slices.Clone(all[:i]), func(o named) bool {
-			return o.key == n.key || !within(o.files.Dir, n.files.Dir) && !within(n.files.Dir, o.files.Dir)
-		})
-		places = append(places, recordings.Place{Key: n.key, Dir: n.files.Dir, Match: func(path string) bool {
-			return n.files.Match(path) && !slices.ContainsFunc(earlier, func(o named) bool { return o.files.Match(path) })
-		}})
-	}
-	return places
+	return placesOf(slices.DeleteFunc(c.fileSets(), func(f fileSet) bool { return f.kind == kindInfer }))
 }
 
-// within says whether dir is root or lies in it.
-func within(dir, root string) bool {
-	return dir == root || strings.HasPrefix(dir, strings.TrimSuffix(root, "/")+"/")
+// placesOf sorts file sets and returns where each of them lies. A file is that of one set alone: where a key begins with another one, that of the
+// longer, and where others of its own key write beside its recordings, that of the others.
+func placesOf(sets []fileSet) []recordings.Place {
+	slices.SortStableFunc(sets, func(a, b fileSet) int {
+		return cmp.Or(cmp.Compare(len(b.key), len(a.key)), cmp.Compare(a.key, b.key), cmp.Compare(a.kind, b.kind))
+	})
+	places := make([]recordings.Place, len(sets))
+	for i, f := range sets {
+		places[i], _ = recordings.PlaceOf(f.key, f.out) // checked by Load
+	}
+	return recordings.Disjoint(places)
 }
 
 // CheckIndex says why the site could not keep its index in the file that is there.

@@ -2,11 +2,9 @@ package site
 
 import (
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -56,13 +54,4 @@ func TestRetentionUnreadFolder(t *testing.T) {
 	s.pass()
 	files, counted = known()
 	require.Equal(t, []any{int64(0), true}, []any{files, counted}, "a folder that is not there is empty")
-}
-
-func TestUnlessForeign(t *testing.T) {
-	for err, passed := range map[error][2]bool{ // of the folder itself, and of what lies below it
-		fs.ErrNotExist: {true, true}, syscall.EACCES: {false, true}, syscall.ELOOP: {false, true}, syscall.EMFILE: {}, syscall.EIO: {}, syscall.ENOMEM: {},
-	} {
-		err := &fs.PathError{Op: "open", Path: "x", Err: err}
-		require.Equal(t, passed, [2]bool{unlessForeign(".", err) == nil, unlessForeign("a/x.mp4", err) == nil}, err)
-	}
 }
