@@ -25,7 +25,7 @@ func TestBegunAndKilled(t *testing.T) {
 	defer recorder.Close()
 	require.NoError(t, shm.LockFile(recorder))
 
-	x, _, err := openWriter(t.Context(), index, slog.New(slog.DiscardHandler))
+	x, err := openWriter(t.Context(), index, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	require.NoError(t, x.apply(t.Context(), []change{{File: File{Key: "door", Path: path, Start: at(0), End: at(0), Packets: Unknown, Keyframes: Unknown, Cause: Continuous, Modified: at(0)}}}))
 	require.NoError(t, x.Close())

@@ -1,21 +1,17 @@
 package recordings
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"os"
-	"strings"
+	"slices"
 	"time"
 )
 
 const (
-	// application marks a database as an index of recordings: "cfrx".
-	application = 0x63667278
-	// version is that of the tables. An older index is made anew, a newer one belongs to a newer program.
-	version = 2
 	// busyTimeout is how long to wait for another process that writes.
 	busyTimeout = 5 * time.Second
 	// listTimeout bounds one query: 86,400 rows take less than two seconds.
@@ -23,34 +19,6 @@ const (
 	// listPage is the least number of rows asked for at once.
 	listPage = 256
 )
-
-// Times are Unix ns, counts that are not known are NULL, finished is one of the states below.
-// What SQLite keeps of these texts in sqlite_master is compared with them.
-const (
-	filesTable = `files (
-	path TEXT PRIMARY KEY, key TEXT NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL, bytes INTEGER NOT NULL,
-	packets INTEGER, keyframes INTEGER, lost INTEGER, video INTEGER NOT NULL, audio INTEGER NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL,
-	cause TEXT NOT NULL, finished INTEGER NOT NULL, modified INTEGER NOT NULL
-) WITHOUT ROWID`
-	filesByTime = "files_by_time ON files (key, start)"
-)
-
-// What an index says of a file's end.
-const (
-	stateOpen     = 0 // it is being written, as far as is known: the file itself must be asked
-	stateFinished = 1
-	stateCut      = 2 // its recorder did not come to its end, and it grows no more
-)
-
-func (f *File) indexState() int {
-	switch {
-	case f.Finished:
-		return stateFinished
-	case f.Open:
-		return stateOpen
-	}
-	return stateCut
-}
 
 var (
 	// ErrNewer says that an index was made by a newer version of this program.
@@ -134,34 +102,96 @@ func current(ctx context.Context, list []File, q Query) []File {
 	return list[:n]
 }
 
-// rows returns what the index says, n rows behind that of a file; 0 = all. Files that are being written have grown since: their end is no reason
-// to leave them out.
-func (x *Index) rows(ctx context.Context, q Query, after File, n int) ([]File, error) {
-	where, args := []string{"1"}, []any{}
-	if len(q.Keys) > 0 {
-		marks := make([]string, len(q.Keys))
-		for i, k := range q.Keys {
-			marks[i] = "?"
-			args = append(args, k)
-		}
-		where = append(where, "key IN ("+strings.Join(marks, ",")+")")
-	}
-	if !q.To.IsZero() {
-		where, args = append(where, "start < ?"), append(args, q.To.UnixNano())
-	}
-	if !q.From.IsZero() {
-		where, args = append(where, "(end > ? OR finished = ?)"), append(args, q.From.UnixNano(), stateOpen)
-	}
-	if after.Path != "" {
-		where, args = append(where, "(key, start, path) > (?, ?, ?)"), append(args, after.Key, after.Start.UnixNano(), after.Path)
-	}
-	args = append(args, cmp.Or(n, -1))
-	rows, err := x.db.QueryContext(ctx, "SELECT "+columns+" FROM files WHERE "+strings.Join(where, " AND ")+" ORDER BY key, start, path LIMIT ?", args...)
+// keysText finds each key by the index, not by all of its rows.
+const keysText = `WITH RECURSIVE keys(key) AS (
+	SELECT min(key) FROM files UNION ALL SELECT (SELECT min(key) FROM files WHERE key > keys.key) FROM keys WHERE keys.key IS NOT NULL
+) SELECT key FROM keys WHERE key IS NOT NULL`
+
+// keys returns the keys of all files, sorted.
+func (x *Index) keys(ctx context.Context) (keys []string, err error) {
+	rows, err := x.db.QueryContext(ctx, keysText)
 	if err != nil {
 		return nil, x.failed("list", err)
 	}
 	defer rows.Close()
-	var list []File
+	for rows.Next() {
+		var k string
+		if err := rows.Scan(&k); err != nil {
+			return nil, x.failed("list", err)
+		}
+		keys = append(keys, k)
+	}
+	return keys, x.failed("list", rows.Err())
+}
+
+// rowsText finds the files of a key that have something in a span. Those that begin in front of it by no more than the longest file lasts are looked
+// at; files that are being written have grown since, and their end is no reason to leave them out.
+func rowsText(q *Query) string {
+	before := ""
+	if !q.To.IsZero() {
+		before = " AND start < :to"
+	}
+	return `
+SELECT ` + columns + ` FROM files WHERE key = :key AND start >= :from - (SELECT max(end - start) FROM files WHERE key = :key) AND end > :from` + before + `
+	AND (start, path) > (:after, :path)
+UNION ALL
+SELECT ` + columns + ` FROM files WHERE finished = 0 AND key = :key AND end <= :from` + before + ` AND (start, path) > (:after, :path)
+ORDER BY start, path LIMIT :n`
+}
+
+// rows returns what the index says, by key and time, n rows behind that of a file; 0 = all.
+func (x *Index) rows(ctx context.Context, q Query, after File, n int) (list []File, err error) {
+	keys := slices.Compact(slices.Sorted(slices.Values(q.Keys)))
+	if len(keys) == 0 {
+		if keys, err = x.keys(ctx); err != nil {
+			return nil, err
+		}
+	}
+	st, err := x.db.PrepareContext(ctx, rowsText(&q))
+	if err != nil {
+		return nil, x.failed("list", err)
+	}
+	defer st.Close()
+	var span []any
+	if !q.To.IsZero() {
+		span = append(span, sql.Named("to", q.To.UnixNano()))
+	}
+	from := int64(math.MinInt64)
+	if !q.From.IsZero() {
+		from = q.From.UnixNano()
+	}
+	span = append(span, sql.Named("from", from))
+	for _, key := range keys {
+		start, path := int64(math.MinInt64), ""
+		if after.Path != "" {
+			if key < after.Key {
+				continue
+			}
+			if key == after.Key {
+				start, path = after.Start.UnixNano(), after.Path
+			}
+		}
+		most := -1
+		if n > 0 {
+			most = n - len(list)
+		}
+		rows, err := st.QueryContext(ctx, append(span, sql.Named("key", key), sql.Named("after", start), sql.Named("path", path), sql.Named("n", most))...)
+		if err != nil {
+			return nil, x.failed("list", err)
+		}
+		if list, err = x.scan(list, rows); err != nil {
+			return nil, err
+		}
+		if len(list) == n && n > 0 {
+			break
+		}
+	}
+	return list, nil
+}
+
+// scan adds rows to a list, and frees them.
+func (x *Index) scan(list []File, rows *sql.Rows) ([]File, error) {
+	defer rows.Close()
 	for rows.Next() {
 		var f File
 		var start, end, modified int64
@@ -181,35 +211,26 @@ func (x *Index) rows(ctx context.Context, q Query, after File, n int) ([]File, e
 
 // spans returns from when until when there are files of each key, sorted.
 func (x *Index) spans(ctx context.Context) (spans []Span, err error) {
-	rows, err := x.db.QueryContext(ctx, "SELECT key, min(start) FROM files GROUP BY key ORDER BY key")
+	keys, err := x.keys(ctx)
 	if err != nil {
-		return nil, x.failed("list", err)
+		return nil, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var s Span
-		var from int64
-		if err := rows.Scan(&s.Key, &from); err != nil {
-			return nil, x.failed("list", err)
-		}
-		s.From = time.Unix(0, from).UTC()
-		spans = append(spans, s)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, x.failed("list", err)
-	}
-	for i := range spans {
-		newest := File{Key: spans[i].Key}
-		var end int64
+	for _, key := range keys {
+		newest := File{Key: key}
+		var from, end int64
 		var state int
-		err := x.db.QueryRowContext(ctx, "SELECT path, end, finished FROM files WHERE key = ? ORDER BY start DESC LIMIT 1", newest.Key).Scan(&newest.Path, &end, &state)
+		err := x.db.QueryRowContext(ctx, "SELECT (SELECT min(start) FROM files WHERE key = :key), path, end, finished FROM files WHERE key = :key ORDER BY start DESC LIMIT 1",
+			sql.Named("key", key)).Scan(&from, &newest.Path, &end, &state)
+		if errors.Is(err, sql.ErrNoRows) { // its last file was removed meanwhile
+			continue
+		}
 		if err != nil {
 			return nil, x.failed("list", err)
 		}
 		if newest.End = time.Unix(0, end).UTC(); state == stateOpen {
 			newest.update(ctx)
 		}
-		spans[i].To = newest.End
+		spans = append(spans, Span{Key: key, From: time.Unix(0, from).UTC(), To: newest.End})
 	}
 	return spans, nil
 }

@@ -163,7 +163,7 @@ func TestRowsOutside(t *testing.T) {
 	require.NoError(t, err)
 	mine := s.record(t, dir, "door", mux.FMP4, time.Hour, s.packets)
 	foreign := s.record(t, outside, "door", mux.FMP4, time.Hour, s.packets)[0]
-	x, _, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
+	x, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	linked := foreign
 	require.NoError(t, os.Symlink(filepath.Dir(foreign.Path), filepath.Join(dir, "door", "1999-01-01")))
@@ -191,7 +191,7 @@ func TestListLimit(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.db")
-	x, _, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
+	x, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	var batch []change
 	for i := range 4 * listPage {

@@ -30,7 +30,7 @@ func OpenIndex(path string) (*Index, error) {
 		return nil, err
 	}
 	v, err := x.check(context.Background())
-	if err == nil && v != version {
+	if err == nil && v < oldest {
 		err = fmt.Errorf("%w: it is empty or old", ErrDamaged)
 	}
 	if err != nil {
@@ -65,50 +65,57 @@ func quiet(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// openWriter opens an index to write it, and makes it where there is none. One that is damaged or old is moved aside, with a word to log.
-func openWriter(ctx context.Context, path string, log *slog.Logger) (_ *Index, fresh bool, err error) {
+// openWriter opens an index to write it, and makes it where there is none. One that is old is brought up to date; one
+// that is damaged, or too old for that, is moved aside, with a word to log.
+func openWriter(ctx context.Context, path string, log *slog.Logger) (*Index, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return nil, false, placeError(path, err)
+		return nil, placeError(path, err)
 	}
 	if err := shm.Writable(dir); err != nil { // SQLite says neither where nor why
-		return nil, false, placeError(path, fmt.Errorf("write into %s: %w", dir, err))
+		return nil, placeError(path, fmt.Errorf("write into %s: %w", dir, err))
 	}
 	for range 2 {
 		if err := plainFile(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, false, fmt.Errorf("index %s: %w", path, err)
+			return nil, fmt.Errorf("index %s: %w", path, err)
 		}
 		x, err := openToWrite(path)
 		if err != nil {
-			return nil, false, err
+			return nil, err
 		}
-		var v int
-		if v, err = x.check(ctx); err == nil && v == version {
-			err = x.quickCheck(ctx)
-		}
-		if err == nil && v == version {
-			return x, false, nil
-		}
-		if info, serr := os.Stat(path); err == nil && v == 0 && serr == nil && info.Size() > 0 && info.Size() < headSize {
-			err = fmt.Errorf("%w: it has no head", ErrDamaged) // SQLite takes it for an empty one
-		}
-		if err == nil && v == 0 {
-			if err = x.create(ctx); err == nil {
-				return x, true, nil
-			}
+		if err = x.prepare(ctx, log); err == nil {
+			return x, nil
 		}
 		x.Close()
-		if err == nil { // an older version
-			err = fmt.Errorf("%w: version %d, want %d", ErrDamaged, v, version)
-		}
 		if !errors.Is(err, ErrDamaged) {
-			return nil, false, fmt.Errorf("index %s: %w", path, err)
+			return nil, fmt.Errorf("index %s: %w", path, err)
 		}
 		if err := moveAside(path, err, log); err != nil {
-			return nil, false, err
+			return nil, err
 		}
 	}
-	return nil, false, fmt.Errorf("index %s: %w", path, ErrDamaged)
+	return nil, fmt.Errorf("index %s: %w", path, ErrDamaged)
+}
+
+// prepare makes the tables of an index where there are none, and brings those of an older version up to date.
+func (x *Index) prepare(ctx context.Context, log *slog.Logger) error {
+	v, err := x.check(ctx)
+	switch {
+	case err != nil:
+		return err
+	case v == 0:
+		if info, err := os.Stat(x.path); err == nil && info.Size() > 0 && info.Size() < headSize { // SQLite takes it for an empty one
+			return fmt.Errorf("%w: it has no head", ErrDamaged)
+		}
+		return x.create(ctx)
+	case v < oldest:
+		return fmt.Errorf("%w: version %d is too old, want %d to %d", ErrDamaged, v, oldest, version)
+	}
+	if err := x.quickCheck(ctx); err != nil || v == version {
+		return err
+	}
+	log.Info("the index of recordings is brought up to date", "index", x.path, "from_version", v, "to_version", version)
+	return x.create(ctx)
 }
 
 // placeError is why an index cannot be where it is wanted, with the remedy.
@@ -145,50 +152,6 @@ func open(path string, mode url.Values, conns int) (*Index, error) {
 	})}, nil
 }
 
-// check returns the version of the tables; 0 = there are none yet. Where somebody has put other tables, views or triggers into an index, it is damaged.
-func (x *Index) check(ctx context.Context) (v int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
-	var id int
-	var tables map[string]string
-	if err = x.db.QueryRowContext(ctx, "PRAGMA application_id").Scan(&id); err == nil {
-		if err = x.db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&v); err == nil {
-			tables, err = x.tables(ctx)
-		}
-	}
-	switch {
-	case err != nil:
-		return 0, damaged(err)
-	case id != application && len(tables) > 0:
-		return v, ErrForeign
-	case v > version:
-		return v, fmt.Errorf("%w: version %d, this one knows %d", ErrNewer, v, version)
-	case len(tables) == 0:
-		return 0, nil
-	case v == version && !maps.Equal(tables, map[string]string{"files": "CREATE TABLE " + filesTable, "files_by_time": "CREATE INDEX " + filesByTime}):
-		return v, fmt.Errorf("%w: its tables are not those of an index", ErrDamaged)
-	}
-	return v, nil
-}
-
-// tables returns what sqlite_master says, but for SQLite's own statistics.
-func (x *Index) tables(ctx context.Context) (map[string]string, error) {
-	rows, err := x.db.QueryContext(ctx, `SELECT name, coalesce(sql, '') FROM sqlite_master WHERE name NOT LIKE 'sqlite\_%' ESCAPE '\' LIMIT 10`)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	tables := map[string]string{}
-	for rows.Next() {
-		var name, text string
-		if err := rows.Scan(&name, &text); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-		}
-		tables[name] = text
-	}
-	return tables, rows.Err()
-}
-
 func (x *Index) quickCheck(ctx context.Context) error {
 	var text string
 	if err := x.db.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&text); err != nil {
@@ -198,15 +161,6 @@ func (x *Index) quickCheck(ctx context.Context) error {
 		return fmt.Errorf("%w: %.100s", ErrDamaged, text)
 	}
 	_, err := x.db.ExecContext(ctx, "PRAGMA journal_mode=WAL")
-	return damaged(err)
-}
-
-func (x *Index) create(ctx context.Context) error {
-	_, err := x.db.ExecContext(ctx, "PRAGMA journal_mode=WAL")
-	if err == nil { // in one step: a file that has tables says whose they are
-		_, err = x.db.ExecContext(ctx, fmt.Sprintf("BEGIN IMMEDIATE; CREATE TABLE IF NOT EXISTS %s; CREATE INDEX IF NOT EXISTS %s; PRAGMA application_id=%d; "+
-			"PRAGMA user_version=%d; COMMIT", filesTable, filesByTime, application, version))
-	}
 	return damaged(err)
 }
 

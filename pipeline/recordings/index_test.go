@@ -241,7 +241,7 @@ func TestDamagedIndex(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, db.Close())
 	}
-	for pragma, want := range map[string]error{"PRAGMA user_version=3": ErrNewer, "PRAGMA application_id=7": ErrForeign} {
+	for pragma, want := range map[string]error{"PRAGMA user_version=4": ErrNewer, "PRAGMA application_id=7": ErrForeign} {
 		require.NoError(t, os.WriteFile(path, good, 0o600))
 		set(pragma)
 		_, err = OpenIndex(path)
@@ -422,7 +422,7 @@ func TestManyFiles(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.db")
-	x, _, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
+	x, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	var batch []change
 	for i := range 10_000 {

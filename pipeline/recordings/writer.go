@@ -138,7 +138,7 @@ func (w *Writer) serve(ctx context.Context) error {
 	if w.delay != nil {
 		w.delay()
 	}
-	x, _, err := openWriter(ctx, w.o.Path, w.log)
+	x, err := openWriter(ctx, w.o.Path, w.log)
 	if err != nil {
 		return err
 	}
@@ -383,7 +383,7 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 
 // Rebuild compares an index with the files once, and makes it where there is none. A running Writer of the same index does no harm.
 func Rebuild(ctx context.Context, path string, places []Place, log *slog.Logger, progress func(Reconciled)) (Reconciled, error) {
-	x, _, err := openWriter(ctx, path, log)
+	x, err := openWriter(ctx, path, log)
 	if err != nil {
 		return Reconciled{}, err
 	}
@@ -400,7 +400,7 @@ func Rebuild(ctx context.Context, path string, places []Place, log *slog.Logger,
 	if err := moveAside(path, err, log); err != nil {
 		return st, err
 	}
-	if x, _, err = openWriter(ctx, path, log); err != nil {
+	if x, err = openWriter(ctx, path, log); err != nil {
 		return st, err
 	}
 	return x.reconcile(ctx, places, progress)
