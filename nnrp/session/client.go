@@ -60,6 +60,7 @@ type Client struct {
 	log     *slog.Logger
 	control ControlStream
 	out     *controlWriter
+	tail    *tailProbe
 	stop    chan struct{} // ends the control writer
 	writing sync.WaitGroup
 	peerEnd chan struct{} // closed when the server has ended its half of the control stream
@@ -130,6 +131,7 @@ func Open(ctx context.Context, conn Conn, o ClientOptions) (*Client, error) {
 		c.log = slog.Default()
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	c.tail = newTailProbe(conn, func() { c.datagram(nnrp.MsgPing, nnrp.Header{}) })
 	if err := c.handshake(ctx, &o); err != nil {
 		c.cancel(err)
 		_ = conn.CloseWithError(0, "")
@@ -273,6 +275,7 @@ func (c *Client) close(ctx context.Context) {
 		}
 	}
 	c.cancel(errSessionEnded)
+	c.tail.followed()
 	close(c.stop)
 	c.writing.Wait()
 	_ = c.control.Close()

@@ -158,11 +158,19 @@ func (c *Client) readDatagrams() {
 				c.dropped(o)
 			}
 		case nnrp.MsgPing:
-			if b, err := (&nnrp.Bare{Msg: nnrp.MsgPong}).Append(nil, c.header(nnrp.Header{TraceID: h.TraceID})); err == nil {
-				_ = c.conn.SendDatagram(b)
-			}
+			c.datagram(nnrp.MsgPong, nnrp.Header{TraceID: h.TraceID})
+			c.tail.followed()
 		case nnrp.MsgPong:
-			c.answer(h.Type, h.TraceID, &nnrp.Bare{Msg: nnrp.MsgPong}, nil)
+			if h.TraceID != 0 { // else it answers a tail probe
+				c.answer(h.Type, h.TraceID, &nnrp.Bare{Msg: nnrp.MsgPong}, nil)
+			}
 		}
+	}
+}
+
+func (c *Client) datagram(t nnrp.MsgType, h nnrp.Header) {
+	b, err := (&nnrp.Bare{Msg: t}).Append(make([]byte, 0, nnrp.HeaderLen), c.header(h))
+	if err == nil {
+		_ = c.conn.SendDatagram(b)
 	}
 }

@@ -95,12 +95,14 @@ func (c *Client) submit(ctx context.Context, m *nnrp.FrameSubmit, o SubmitOption
 	defer cancel()
 	w, err := c.conn.OpenSend(sctx)
 	if err == nil {
+		c.tail.followed()
 		err = writeStream(sctx, w, g.Buffers())
 	}
 	if err != nil {
 		c.finish(out, Dropped, nil)
 		return id, nil //nolint:nilerr // the frame has its outcome; a broken connection shows in Done
 	}
+	c.tail.sent()
 	return id, nil
 }
 
@@ -166,11 +168,8 @@ func (c *Client) giveUp(k FrameKey, to FrameState) {
 	c.checkIdle()
 	c.mu.Unlock()
 	h := c.header(nnrp.Header{FrameID: k.ID, ViewID: k.View, Flags: nnrp.FlagCanDrop})
-	cancel := &nnrp.Bare{Msg: nnrp.MsgFrameCancel}
-	if b, err := cancel.Append(nil, h); err == nil {
-		_ = c.conn.SendDatagram(b)
-	}
-	_ = c.out.send(cancel, h)
+	c.datagram(nnrp.MsgFrameCancel, h)
+	_ = c.out.send(&nnrp.Bare{Msg: nnrp.MsgFrameCancel}, h)
 }
 
 // releaseAfter is when a frame that was given up frees its place although the server has said nothing: its RESULT_DROP may be lost.

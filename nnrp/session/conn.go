@@ -39,6 +39,9 @@ type Conn interface {
 	// SendDatagram and ReceiveDatagram carry single messages that may be lost. SendDatagram may drop instead of waiting.
 	SendDatagram(b []byte) error
 	ReceiveDatagram(ctx context.Context) ([]byte, error)
+	// ProbeDelay returns how long after the last bytes of a message a datagram lets the transport find out soon that they were lost;
+	// 0 = there is no need for one now. It is called once a message.
+	ProbeDelay() time.Duration
 	// CloseWithError ends the connection; the peer learns code and reason.
 	CloseWithError(code uint64, reason string) error
 	Done() <-chan struct{}

@@ -20,6 +20,10 @@ type memConn struct {
 	closeOnce *sync.Once
 	lose      atomic.Bool // datagrams
 	open      *sync.Map   // streams, to be closed with the connection
+	probe     time.Duration
+
+	mu   sync.Mutex
+	sent [][]byte // datagrams
 }
 
 func memPair() (client, server *memConn) {
@@ -106,7 +110,12 @@ func (c *memConn) AcceptReceive(ctx context.Context) (ReceiveStream, error) {
 	return recv(ctx, c, c.uni)
 }
 
+func (c *memConn) ProbeDelay() time.Duration { return c.probe }
+
 func (c *memConn) SendDatagram(b []byte) error {
+	c.mu.Lock()
+	c.sent = append(c.sent, append([]byte(nil), b...))
+	c.mu.Unlock()
 	if c.lose.Load() {
 		return nil
 	}

@@ -41,6 +41,7 @@ type Session struct {
 	log     *slog.Logger
 	control ControlStream
 	out     *controlWriter
+	tail    *tailProbe
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	done    sync.WaitGroup // goroutines of the session
@@ -78,6 +79,7 @@ func Serve(ctx context.Context, conn Conn, h Handler, o ServerOptions) error {
 		s.log = slog.Default()
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	s.tail = newTailProbe(conn, func() { s.datagram(nnrp.MsgPing, nnrp.Header{}) })
 	stop := make(chan struct{})
 	var control sync.WaitGroup
 	defer func() {
@@ -87,6 +89,7 @@ func Serve(ctx context.Context, conn Conn, h Handler, o ServerOptions) error {
 		s.over = true // pairs with spawn
 		s.mu.Unlock()
 		s.done.Wait()
+		s.tail.followed()
 	}()
 	err := s.handshake(ctx, &o)
 	if err != nil {

@@ -314,7 +314,12 @@ func (s *Session) sendStream(timeout time.Duration, parts ...[]byte) error {
 	if err != nil {
 		return err
 	}
-	return writeStream(ctx, w, parts)
+	s.tail.followed()
+	if err := writeStream(ctx, w, parts); err != nil {
+		return err
+	}
+	s.tail.sent()
+	return nil
 }
 
 func writeStream(ctx context.Context, w SendStream, parts [][]byte) error {
