@@ -189,38 +189,32 @@ func (p *Place) Open(name string) (*os.File, error) {
 	return f, err
 }
 
-// Remove removes a file of this place. It is left alone, which is no error, when it is none, is no plain file, or is being written; gone says that
-// there is no such file any more, whoever has removed it.
-func (p *Place) Remove(path string) (gone bool, err error) {
+// ErrSpared says that a file is not one to be removed.
+var ErrSpared = errors.New("it is spared")
+
+// Remove removes a file of this place. It returns ErrSpared for what is none, is no plain file, or is being written, and an error that Is
+// fs.ErrNotExist where there is no such file.
+func (p *Place) Remove(path string) error {
 	name, ok := p.Name(path)
 	if !ok {
-		return false, nil
+		return ErrSpared
 	}
 	root, err := os.OpenRoot(p.Dir)
-	if err == nil {
-		defer root.Close()
-		err = removeClosed(root, filepath.FromSlash(name))
+	if err != nil {
+		return err
 	}
-	switch {
-	case err == nil, errors.Is(err, fs.ErrNotExist):
-		return true, nil
-	case errors.Is(err, mux.ErrNoRecording), errors.Is(err, errInUse):
-		return false, nil
-	}
-	return false, err
-}
-
-// errInUse says that a recorder writes a file.
-var errInUse = errors.New("it is being written")
-
-func removeClosed(root *os.Root, name string) error {
+	defer root.Close()
+	name = filepath.FromSlash(name)
 	f, err := openPlain(root, name)
+	if errors.Is(err, mux.ErrNoRecording) {
+		return ErrSpared
+	}
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	if mux.InUse(f) {
-		return errInUse
+		return ErrSpared
 	}
 	return root.Remove(name)
 }

@@ -275,9 +275,6 @@ type fileSet struct {
 	keep                 Retention
 }
 
-// id is that of its stage.
-func (f fileSet) id() string { return stageID(f.kind, f.key) }
-
 // fileSets returns those of all enabled streams.
 func (c *Config) fileSets() (all []fileSet) {
 	add := func(f fileSet, keep *Retention) {

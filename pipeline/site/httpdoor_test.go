@@ -12,13 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/pipeline/retention"
 )
 
 // Whoever reaches the port without the token, or sends slowly, does not shut it: the next request is answered at once.
 func TestHTTPDoor(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, 60*time.Second)
-	s := &Site{config: defaultConfig(), keeper: newKeeper(nil), runtimeDir: t.TempDir(), log: slog.New(slog.DiscardHandler)}
+	s := &Site{config: defaultConfig(), keeper: retention.New(retention.Options{}), runtimeDir: t.TempDir(), log: slog.New(slog.DiscardHandler)}
 	s.turned.Store(time.Now().UnixNano())
 	addrs := make(chan net.Addr, 1)
 	s.api.site, s.api.onServe = s, func(a net.Addr) { addrs <- a }

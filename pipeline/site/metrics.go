@@ -120,7 +120,7 @@ func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
 	st := c.site.Status()
 	e.count(siteReloads, uint64(st.Reloads))
 	e.gauge(siteReloadOK, bit(st.ReloadError == ""))
-	e.count(siteClock, c.site.keeper.clockSteps())
+	e.count(siteClock, c.site.keeper.ClockSteps())
 	for _, s := range st.Stages {
 		e.gauge(stageUp, bit(s.State == StateRunning), s.Kind, s.Key)
 		e.count(stageRestarts, uint64(s.Restarts), s.Kind, s.Key)
@@ -144,14 +144,14 @@ func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
 			e.push(s.Key, *s.Push)
 		}
 	}
-	for _, k := range c.site.keeper.kept() {
-		m := keptMetrics[k.kind]
-		if k.free >= 0 {
-			e.gauge(m.free, float64(k.free), k.key)
+	for _, k := range c.site.keeper.Kept() {
+		m := keptMetrics[k.Kind]
+		if k.Free >= 0 {
+			e.gauge(m.free, float64(k.Free), k.Key)
 		}
-		if k.counted {
-			e.gauge(m.bytes, float64(k.bytes), k.key)
-			e.gauge(m.files, float64(k.files), k.key)
+		if k.Counted {
+			e.gauge(m.bytes, float64(k.Bytes), k.Key)
+			e.gauge(m.files, float64(k.Files), k.Key)
 		}
 	}
 	keys, err := pipeline.ListKeys(c.site.runtimeDir)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/pipeline"
+	"github.com/cfpipe/cfpipe/pipeline/retention"
 )
 
 // openAPI is docs/openapi.yaml, as far as answers are held against it.
@@ -125,7 +126,7 @@ func typeOf(v any) string {
 // The OpenAPI document names the paths that there are, and no others.
 func TestOpenAPI(t *testing.T) {
 	doc := readOpenAPI(t)
-	s := &Site{config: defaultConfig(), keeper: newKeeper(nil), runtimeDir: t.TempDir()}
+	s := &Site{config: defaultConfig(), keeper: retention.New(retention.Options{}), runtimeDir: t.TempDir()}
 	s.turned.Store(time.Now().UnixNano())
 	handler := s.handler(testToken, newDoor())
 	require.Len(t, doc.Paths, 11)

@@ -14,6 +14,7 @@ import (
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/redact"
 	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/pipeline/retention"
 )
 
 // Options say which site is run and how. File must be set.
@@ -46,7 +47,7 @@ type Site struct {
 	runtimeDir string
 	group      string
 	started    time.Time
-	keeper     *keeper
+	keeper     *retention.Keeper
 	index      *indexer
 	api        api
 	turned     atomic.Int64    // Unix ns of the loop's last turn; read by /health/live
@@ -78,9 +79,9 @@ func New(o Options) (*Site, error) {
 	if s.o.Backoff <= 0 {
 		s.o.Backoff = minBackoff
 	}
-	s.keeper, s.index, s.api.site = newKeeper(s.log), &indexer{log: s.log}, s
-	s.keeper.removed = s.index.removed
-	s.watchers = append(s.watchers, s.keeper.finished, s.index.finished)
+	s.index, s.api.site = &indexer{log: s.log}, s
+	s.keeper = retention.New(retention.Options{Removed: s.index.removed, Logger: s.log})
+	s.watchers = append(s.watchers, s.kept, s.index.finished)
 	if o.Finished != nil {
 		s.watchers = append(s.watchers, o.Finished)
 	}
@@ -102,7 +103,7 @@ func (s *Site) Run(ctx context.Context) error {
 	s.apply(s.config)
 	helpers, stop := context.WithCancel(context.Background())
 	var help sync.WaitGroup
-	help.Go(func() { s.keeper.run(helpers) })
+	help.Go(func() { s.keeper.Run(helpers) })
 	defer func() {
 		stop()
 		s.api.stop()
@@ -220,7 +221,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 		}
 	}
 	s.checkSpace(stages)
-	s.keeper.configure(c)
+	s.keeper.Configure(c.retention())
 	s.index.configure(c)
 	s.api.configure(c.HTTP)
 	over, n := c.staggerOver(ingests), 0

@@ -1,4 +1,4 @@
-package site
+package retention
 
 import "time"
 
@@ -10,7 +10,7 @@ const (
 )
 
 // ages tells how old recordings are by the time that has passed, which is what retention by age means: when the system's clock is set
-// forward by a day, what was recorded before is not a day older. The clock is believed as it stands when the site starts.
+// forward by a day, what was recorded before is not a day older. The clock is believed as it stands at the first look.
 type ages struct {
 	last  time.Time   // with its monotonic reading
 	steps []clockStep // forward, in the order of to

@@ -1,6 +1,9 @@
-package site
+package retention
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -15,7 +18,7 @@ type disk struct{ busy atomic.Bool }
 
 // do runs f, which uses the disk of a ledger, in a goroutine of its own. It returns false when f has not come to its end in time, and
 // goes on, or could not begin since the disk is still at something else.
-func (k *keeper) do(l *ledger, f func()) bool {
+func (k *Keeper) do(l *ledger, f func()) bool {
 	k.mu.Lock()
 	d := l.disk
 	k.mu.Unlock()
@@ -39,20 +42,20 @@ func (k *keeper) do(l *ledger, f func()) bool {
 	case <-done:
 		return true
 	case <-t.C:
-		k.log.Warn("a disk does not answer; its recordings are left alone until it does", "folder", l.files.Dir)
+		k.log.Warn("a disk does not answer; its recordings are left alone until it does", "folder", l.dir())
 		return false
 	}
 }
 
 // answers says whether the disk of a ledger is known and free for something.
-func (k *keeper) answers(l *ledger) bool {
+func (k *Keeper) answers(l *ledger) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return l.disk != nil && !l.disk.busy.Load() && !l.busy.Load() && !l.looking.Load()
 }
 
 // look finds out on which disk each ledger's files lie and how much is free there. All are asked at once.
-func (k *keeper) look(ledgers []*ledger) {
+func (k *Keeper) look(ledgers []*ledger) {
 	var asked sync.WaitGroup
 	for _, l := range ledgers {
 		if !l.looking.CompareAndSwap(false, true) {
@@ -60,7 +63,7 @@ func (k *keeper) look(ledgers []*ledger) {
 		}
 		asked.Go(func() {
 			defer l.looking.Store(false)
-			base := l.base()
+			base := existing(l.dir())
 			free, err := k.free(base)
 			var st syscall.Stat_t
 			serr := syscall.Stat(base, &st)
@@ -87,8 +90,41 @@ func (k *keeper) look(ledgers []*ledger) {
 	}
 }
 
+// existing is dir, or the folder above it that exists.
+func existing(dir string) string {
+	for {
+		if i, err := os.Stat(dir); err == nil && i.IsDir() {
+			return dir
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return dir
+		}
+		dir = up
+	}
+}
+
+// freeSpace is what a user without privileges may still write.
+func freeSpace(dir string) (int64, error) {
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(dir, &s); err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", dir, err)
+	}
+	return int64(s.Bavail) * s.Bsize, nil
+}
+
+// freeOf is the space on the disk of a ledger, if it has answered.
+func (k *Keeper) freeOf(l *ledger) (free int64, known bool) {
+	if !k.answers(l) {
+		return 0, false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return l.free, l.free >= 0
+}
+
 // diskOf is for those who hold the keeper's mutex.
-func (k *keeper) diskOf(dev uint64) *disk {
+func (k *Keeper) diskOf(dev uint64) *disk {
 	d := k.disks[dev]
 	if d == nil {
 		d = &disk{}
@@ -98,7 +134,7 @@ func (k *keeper) diskOf(dev uint64) *disk {
 }
 
 // byDisk groups ledgers by where their files lie.
-func (k *keeper) byDisk(ledgers []*ledger) (groups [][]*ledger) {
+func (k *Keeper) byDisk(ledgers []*ledger) (groups [][]*ledger) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	index := map[*disk]int{}

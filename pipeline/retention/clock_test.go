@@ -1,7 +1,6 @@
-package site
+package retention
 
 import (
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,7 +47,7 @@ func TestAgesNoStep(t *testing.T) {
 
 // A clock that is set forward by a year removes nothing that is young by the time that has passed.
 func TestRetentionClockSet(t *testing.T) {
-	s := newShelf(t, strings.Replace(shelfSite, "RETENTION", "{age: 12h}", 1))
+	s := newShelf(t, hourly, Bounds{Age: 12 * time.Hour}, Bounds{})
 	s.put("a/2026-01-01/00.mp4", 13*time.Hour)
 	s.put("a/2026-01-01/01.mp4", 11*time.Hour)
 	s.put("a/2026-01-01/02.mp4", time.Hour)

@@ -1,10 +1,9 @@
-package site
+package retention
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,11 +12,11 @@ import (
 
 // A folder that cannot be read is not an empty one: what is known of it stays, and it is read again after a pause.
 func TestRetentionUnreadFolder(t *testing.T) {
-	s := newShelf(t, strings.Replace(shelfSite, "RETENTION", "{size: 100K}", 1))
+	s := newShelf(t, hourly, Bounds{Size: 100 << 10}, Bounds{})
 	known := func() (files int64, counted bool) {
-		for _, kept := range s.k.kept() {
-			if kept.key == "a" {
-				files, counted = kept.files, kept.counted
+		for _, kept := range s.k.Kept() {
+			if kept.Key == "a" {
+				files, counted = kept.Files, kept.Counted
 			}
 		}
 		return files, counted

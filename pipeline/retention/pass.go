@@ -1,0 +1,195 @@
+package retention
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cfpipe/cfpipe/pipeline/recordings"
+)
+
+// pass is one look at the bounds. What it counts may still be added to when it is over, by a disk that has not answered in time.
+type pass struct {
+	*Keeper
+	ctx          context.Context
+	now          time.Time
+	files, bytes atomic.Int64 // removed
+	failures     failures
+}
+
+// pass removes what the bounds do not allow.
+func (k *Keeper) pass(ctx context.Context, now time.Time) {
+	k.adopt()
+	k.mu.Lock()
+	step, ledgers, all := k.ages.look(now), k.ledgers, k.all
+	k.mu.Unlock()
+	if step != 0 {
+		k.log.Warn("the system's clock was set; recordings are aged by the time that has passed", "by", step.Round(time.Second))
+	}
+	k.look(ledgers)
+	if all == (Bounds{}) {
+		ledgers = slices.DeleteFunc(slices.Clone(ledgers), func(l *ledger) bool { return l.keep == (Bounds{}) })
+	}
+	for _, l := range ledgers {
+		k.takeBack(l, now)
+		if k.unread(l, now) {
+			k.do(l, func() { k.scan(ctx, l) })
+		}
+	}
+	p := &pass{Keeper: k, ctx: ctx, now: now}
+	for _, l := range ledgers {
+		own := []*ledger{l}
+		p.bound(own, l.keep)
+		p.makeRoom(own, l.keep.Free)
+	}
+	p.bound(ledgers, all)
+	for _, group := range k.byDisk(ledgers) {
+		p.makeRoom(group, all.Free)
+	}
+	p.tell()
+}
+
+// bound removes what is too old, and what is too much.
+func (p *pass) bound(ledgers []*ledger, b Bounds) {
+	for b.Age > 0 && p.expired(ledgers, b.Age) && p.drop("age", ledgers) {
+	}
+	for b.Size > 0 && p.total(ledgers) > b.Size && p.drop("size", ledgers) {
+	}
+}
+
+// makeRoom removes files of ledgers, which lie on one file system, until so much of it is free.
+func (p *pass) makeRoom(ledgers []*ledger, want int64) {
+	if want <= 0 {
+		return
+	}
+	for {
+		p.look(ledgers[:1])
+		free, known := p.freeOf(ledgers[0])
+		if !known || free >= want {
+			return
+		}
+		if !p.drop("free", ledgers) {
+			if p.toldFull.due(p.now) {
+				p.log.Warn("the disk has less free space than retention.free asks for, and no finished recording is left to remove",
+					"folder", ledgers[0].dir(), "free", free, "wanted", want)
+			}
+			return
+		}
+	}
+}
+
+func (p *pass) total(ledgers []*ledger) (sum int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, l := range ledgers {
+		sum += l.total
+	}
+	return sum
+}
+
+func (p *pass) expired(ledgers []*ledger, age time.Duration) bool {
+	f, from := p.oldest(ledgers)
+	return from != nil && p.ages.of(f.at, p.now) > age
+}
+
+// oldest finds the oldest file of all; nil = there is none.
+func (p *pass) oldest(ledgers []*ledger) (oldest file, from *ledger) {
+	for _, l := range ledgers {
+		p.mu.Lock()
+		empty := len(l.oldest) == 0 && !l.complete && len(l.aside) < maxAside && !l.pausing(time.Now())
+		p.mu.Unlock()
+		if empty {
+			p.do(l, func() { p.scan(p.ctx, l) })
+		}
+		if !p.answers(l) {
+			continue
+		}
+		p.mu.Lock()
+		if len(l.oldest) > 0 && (from == nil || l.oldest[0].at.Before(oldest.at)) {
+			oldest, from = l.oldest[0], l
+		}
+		p.mu.Unlock()
+	}
+	return oldest, from
+}
+
+// drop removes the oldest file, or sets it aside: then the next one is the oldest. It returns false when there is none.
+func (p *pass) drop(why string, ledgers []*ledger) bool {
+	f, l := p.oldest(ledgers)
+	if l == nil || p.ctx.Err() != nil {
+		return false
+	}
+	p.mu.Lock()
+	l.oldest = l.oldest[1:]
+	p.mu.Unlock()
+	if !p.do(l, func() { p.try(l, f, why) }) {
+		p.mu.Lock()
+		l.scanned = time.Time{} // read anew when the disk answers again: nobody knows whether the file is gone
+		p.mu.Unlock()
+	}
+	return true
+}
+
+// try removes a file, or sets it aside. It runs in a goroutine that a disk may hold for ever.
+func (p *pass) try(l *ledger, f file, why string) {
+	err := p.remove(l.place.Load(), f.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // what somebody else has removed is gone as well
+		if !errors.Is(err, recordings.ErrSpared) {
+			p.failures.add(f.path, err)
+		}
+		p.mu.Lock()
+		l.setAside(f, p.now)
+		p.mu.Unlock()
+		return
+	}
+	if err == nil {
+		l.emptyLater(f)
+	}
+	p.mu.Lock()
+	l.total = max(l.total-f.size, 0)
+	l.count--
+	p.mu.Unlock()
+	p.files.Add(1)
+	p.bytes.Add(f.size)
+	if p.onRemoved != nil {
+		p.onRemoved(f.path)
+	}
+	p.log.Debug("recording removed", "path", f.path, "because", why)
+}
+
+// tell logs what the pass did: one line for all of it.
+func (p *pass) tell() {
+	if n := p.files.Load(); n > 0 {
+		p.log.Info("oldest recordings removed", "files", n, "bytes", p.bytes.Load())
+	}
+	if n, path, err := p.failures.all(); n > 0 && p.toldFailed.due(p.now) {
+		p.log.Warn("recordings cannot be removed; it is tried again", "files", n, "path", path, "error", err)
+	}
+}
+
+// failures collects why files could not be removed.
+type failures struct {
+	mu   sync.Mutex
+	n    int
+	path string
+	err  error // of the first
+}
+
+func (f *failures) add(path string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.n == 0 {
+		f.path, f.err = path, err
+	}
+	f.n++
+}
+
+func (f *failures) all() (n int, path string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.n, f.path, f.err
+}
