@@ -17,6 +17,7 @@ import (
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/lossylink"
 	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
@@ -92,7 +93,7 @@ func TestInfer(t *testing.T) {
 	testenv.Watchdog(t, 60*time.Second)
 	dir, key := place(t)
 	sc := newScene(t, dir, key, 256, 128)
-	cert, err := quictransport.SelfSigned()
+	cert, err := servercert.SelfSigned()
 	require.NoError(t, err)
 	server, stop := motionRuntime(t, inference.ServerOptions{Cert: cert, Token: []byte("t0ken")})
 	addr := server.Addr().String()

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
 	"github.com/cfpipe/cfpipe/pipeline/inference"
 	"github.com/cfpipe/cfpipe/pipeline/inference/onnx"
@@ -89,7 +90,7 @@ func (s *nnrpServeOptions) run(c *cobra.Command, o *globalOptions) error {
 	so := inference.ServerOptions{Engine: engine, Listen: s.Listen, Concurrent: s.Concurrent, MaxBody: uint32(s.MaxBody), SDK: s.SDK, Logger: o.Logger,
 		Scheduler: inference.SchedulerOptions{MaxSessions: s.MaxSessions, MaxQueue: s.MaxQueue, BatchWait: s.BatchWait}}
 	if s.Cert != "" {
-		if so.Cert, err = quictransport.LoadCertificate(s.Cert, s.KeyFile); err != nil {
+		if so.Cert, err = servercert.Load(s.Cert, s.KeyFile); err != nil {
 			return err
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/lossylink"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/session"
@@ -56,7 +57,7 @@ func startServer(t *testing.T, addr string, cert *tls.Certificate, p session.Pol
 	t.Helper()
 	if cert == nil {
 		var err error
-		cert, err = SelfSigned()
+		cert, err = servercert.SelfSigned()
 		require.NoError(t, err)
 	}
 	l, err := Listen(addr, cert)
@@ -90,7 +91,7 @@ func (s *runtimeServer) url() string { return "nnrps://" + s.l.Addr().String() }
 func (s *runtimeServer) open(t *testing.T, url string) (*session.Client, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	c, err := Dial(ctx, url, Trust{Fingerprint: Fingerprint(s.cert)})
+	c, err := Dial(ctx, url, Trust{Fingerprint: servercert.Fingerprint(s.cert)})
 	if err != nil {
 		return nil, err
 	}
@@ -173,13 +174,13 @@ func TestTrust(t *testing.T) {
 	dir := t.TempDir()
 	own := filepath.Join(dir, "own.pem")
 	require.NoError(t, os.WriteFile(own, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.cert.Certificate[0]}), 0o600))
-	stranger, err := SelfSigned()
+	stranger, err := servercert.SelfSigned()
 	require.NoError(t, err)
 	other := filepath.Join(dir, "other.pem")
 	require.NoError(t, os.WriteFile(other, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: stranger.Certificate[0]}), 0o600))
 	junk := filepath.Join(dir, "junk.pem")
 	require.NoError(t, os.WriteFile(junk, []byte("junk"), 0o600))
-	fp := Fingerprint(s.cert)
+	fp := servercert.Fingerprint(s.cert)
 	var colons []string
 	for i := 0; i < len(fp); i += 2 {
 		colons = append(colons, strings.ToUpper(fp[i:i+2]))
@@ -193,7 +194,7 @@ func TestTrust(t *testing.T) {
 		"fingerprint with colons": {Trust{Fingerprint: strings.Join(colons, ":")}, "", false},
 		"certificate file":        {Trust{CAFile: own}, "", false},
 		"system CAs":              {Trust{}, "--fingerprint", true},
-		"other fingerprint":       {Trust{Fingerprint: Fingerprint(stranger)}, "not the pinned one", true},
+		"other fingerprint":       {Trust{Fingerprint: servercert.Fingerprint(stranger)}, "not the pinned one", true},
 		"other certificate":       {Trust{CAFile: other}, "certificate", true},
 		"other name":              {Trust{CAFile: own, ServerName: "elsewhere.example"}, "elsewhere.example", true},
 		"not a fingerprint":       {Trust{Fingerprint: "abcd"}, "64 digits", false},
@@ -253,7 +254,7 @@ func TestTokens(t *testing.T) {
 	require.NoError(t, err)
 	s := startServer(t, "127.0.0.1:0", nil, session.Policy{Authenticate: check})
 	for auth, ok := range map[string]bool{"s3cret": true, "second": true, "s3cre": false, "": false, "s3cretx": false} {
-		conn, err := Dial(t.Context(), s.url(), Trust{Fingerprint: Fingerprint(s.cert)})
+		conn, err := Dial(t.Context(), s.url(), Trust{Fingerprint: servercert.Fingerprint(s.cert)})
 		require.NoError(t, err)
 		c, err := session.Open(t.Context(), conn, session.ClientOptions{Hello: nnrp.ClientHello{Auth: []byte(auth)}})
 		if !ok {

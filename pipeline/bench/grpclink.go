@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cfpipe/cfpipe/internal/lossylink"
-	"github.com/cfpipe/cfpipe/nnrp/quictransport"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 )
 
 // grpcLink is the reference: one bidirectional gRPC stream over TLS 1.3, tensors as a bytes field, with windows as large as NNRP's.
@@ -59,7 +59,7 @@ func newGRPCLink(ctx context.Context, path *lossylink.Link, congestion string) (
 		})
 		return c, err
 	}
-	cert, err := quictransport.SelfSigned()
+	cert, err := servercert.SelfSigned()
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/lossylink"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/lz4codec"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
@@ -200,7 +201,7 @@ type rawQUIC struct {
 }
 
 func newRawQUIC(ctx context.Context) (*rawQUIC, error) {
-	cert, err := quictransport.SelfSigned()
+	cert, err := servercert.SelfSigned()
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +223,7 @@ func newRawQUIC(ctx context.Context) (*rawQUIC, error) {
 			r.wg.Go(func() { answerRaw(ctx, conn, s) })
 		}
 	})
-	if r.client, err = quictransport.Dial(ctx, "nnrps://"+r.l.Addr().String(), quictransport.Trust{Fingerprint: quictransport.Fingerprint(cert)}); err != nil {
+	if r.client, err = quictransport.Dial(ctx, "nnrps://"+r.l.Addr().String(), quictransport.Trust{Fingerprint: servercert.Fingerprint(cert)}); err != nil {
 		r.close()
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/lobby"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/nnrp"
 	"github.com/cfpipe/cfpipe/nnrp/lz4codec"
 	"github.com/cfpipe/cfpipe/nnrp/quictransport"
@@ -74,7 +75,7 @@ func NewServer(o ServerOptions) (*Server, error) {
 		if err != nil {
 			return nil, fmt.Errorf("nnrp serve: listen address: %w", err)
 		}
-		if cert, err = quictransport.SelfSigned(host); err != nil {
+		if cert, err = servercert.SelfSigned(host); err != nil {
 			return nil, err
 		}
 	}
@@ -90,7 +91,7 @@ func NewServer(o ServerOptions) (*Server, error) {
 func (s *Server) Addr() net.Addr { return s.l.Addr() }
 
 // Fingerprint returns the SHA-256 of the certificate in hex, for clients that pin it.
-func (s *Server) Fingerprint() string { return quictransport.Fingerprint(s.cert) }
+func (s *Server) Fingerprint() string { return servercert.Fingerprint(s.cert) }
 
 // Run serves until ctx ends; then clients are sent CLOSE and frames under way get a few seconds.
 func (s *Server) Run(ctx context.Context) error {

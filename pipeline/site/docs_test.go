@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/internal/testenv"
-	"github.com/cfpipe/cfpipe/nnrp/quictransport"
 )
 
 const referenceBegin, referenceEnd = "<!-- reference: begin -->\n", "<!-- reference: end -->"
@@ -102,7 +102,7 @@ func TestDocs(t *testing.T) {
 			require.NoError(t, os.WriteFile(filepath.Join(dir, f), []byte("0123456789abcdef\n"), 0o600))
 		}
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "url"), []byte("rtmp://a.example/live2/the-stream-key\n"), 0o600))
-		cert, err := quictransport.SelfSigned()
+		cert, err := servercert.SelfSigned()
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}), 0o600))
 		text = strings.ReplaceAll(text, "/etc/cfpipe/", dir+"/")
