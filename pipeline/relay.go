@@ -3,6 +3,7 @@ package pipeline
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/rtsp"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
@@ -23,7 +25,12 @@ type RelayOptions struct {
 	RuntimeDir string
 	Keys       []string // served; none = every key of the host, as publishers come and go
 
-	Listen        string // ":8554"
+	Listen string // ":8554"; "" or "off" = no port without TLS
+
+	// ListenTLS is the address for rtsps, such as ":8322"; "" = none. CertFile and KeyFile hold its PEM certificate and key, which may be
+	// renewed while it runs; without them one is made.
+	ListenTLS, CertFile, KeyFile string
+
 	RTPPort       int    // first of two UDP ports, even; 0 takes a free pair, -1 refuses UDP
 	Multicast     string // range such as "239.255.42.0/24"; "" refuses multicast
 	MulticastPort int    // first of two UDP ports, even; 0 takes a free pair
@@ -32,8 +39,59 @@ type RelayOptions struct {
 
 	Logger *slog.Logger // nil = slog.Default()
 
-	OnListen func(addr net.Addr) // called once the server listens; may be nil
-	OnStream func(key string)    // called when a key can be read that could not be before; may be nil
+	OnListen func(RelayAddress) // called once the server listens; may be nil
+	OnStream func(key string)   // called when a key can be read that could not be before; may be nil
+}
+
+// RelayAddress is where a relay listens.
+type RelayAddress struct {
+	Plain, TLS  *net.TCPAddr // nil: not served
+	Fingerprint string       // SHA-256 in hex of the certificate that TLS shows
+}
+
+// relayOff stands for no port.
+const relayOff = "off"
+
+// Check says what of the addresses and the certificate does not go together.
+func (o *RelayOptions) Check() error {
+	switch {
+	case o.plain() == "" && o.ListenTLS == "":
+		return errors.New("neither a port for RTSP nor one for RTSP over TLS")
+	case (o.CertFile == "") != (o.KeyFile == ""):
+		return errors.New("a certificate and its key go together")
+	case o.CertFile != "" && o.ListenTLS == "":
+		return errors.New("a certificate without an address to serve TLS on")
+	case o.plain() == "" && o.Multicast != "":
+		return errors.New("multicast goes with RTSP without TLS: it is not encrypted")
+	}
+	return nil
+}
+
+func (o *RelayOptions) plain() string {
+	if o.Listen == relayOff {
+		return ""
+	}
+	return o.Listen
+}
+
+// certificate returns where the server finds its certificate; nil without TLS.
+func (o *RelayOptions) certificate() (func() *tls.Certificate, error) {
+	if o.ListenTLS == "" {
+		return nil, nil
+	}
+	if o.CertFile != "" {
+		files, err := servercert.OpenFiles(o.CertFile, o.KeyFile, o.Logger)
+		if err != nil {
+			return nil, err
+		}
+		return files.Certificate, nil
+	}
+	host, _, err := net.SplitHostPort(o.ListenTLS)
+	if err != nil {
+		return nil, fmt.Errorf("address for TLS: %w", err)
+	}
+	made, err := servercert.SelfSigned(host)
+	return func() *tls.Certificate { return made }, err
 }
 
 // Relay serves until ctx ends. A taken port is an error that says so. Reading is on demand: a key that nobody plays is not read.
@@ -44,16 +102,28 @@ func Relay(ctx context.Context, o RelayOptions) error {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	if err := o.Check(); err != nil {
+		return fmt.Errorf("relay: %w", err)
+	}
+	certificate, err := o.certificate()
+	if err != nil {
+		return fmt.Errorf("relay: %w", err)
+	}
 	server, err := rtsp.NewServer(rtsp.ServerOptions{
-		Listen: o.Listen, Catalog: &relayCatalog{o: o}, RTPPort: o.RTPPort, Multicast: o.Multicast, MulticastPort: o.MulticastPort,
+		Listen: o.plain(), ListenTLS: o.ListenTLS, Certificate: certificate, Catalog: &relayCatalog{o: o}, RTPPort: o.RTPPort, Multicast: o.Multicast, MulticastPort: o.MulticastPort,
 		Username: o.Username, Password: o.Password, Logger: o.Logger,
 	})
 	if err != nil {
 		return err
 	}
 	defer server.Close()
+	at := RelayAddress{Plain: server.Addr(), TLS: server.TLSAddr()}
+	if at.TLS != nil {
+		at.Fingerprint = servercert.Fingerprint(certificate())
+		o.Logger.Info("relay: RTSP over TLS", "address", at.TLS.String(), "fingerprint", at.Fingerprint)
+	}
 	if o.OnListen != nil {
-		o.OnListen(server.Addr())
+		o.OnListen(at)
 	}
 	watchKeys(ctx, o)
 	return nil

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -100,9 +99,13 @@ func (l *live) start() {
 
 // startRelay runs a relay and returns its address.
 func startRelay(t *testing.T, o RelayOptions) string {
+	return startRelayTLS(t, o).Plain.String()
+}
+
+func startRelayTLS(t *testing.T, o RelayOptions) RelayAddress {
 	t.Helper()
-	addr := make(chan net.Addr, 1)
-	o.OnListen = func(a net.Addr) { addr <- a }
+	addr := make(chan RelayAddress, 1)
+	o.OnListen = func(a RelayAddress) { addr <- a }
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"
 	}
@@ -118,10 +121,10 @@ func startRelay(t *testing.T, o RelayOptions) string {
 	})
 	select {
 	case a := <-addr:
-		return a.String()
+		return a
 	case err := <-done:
 		t.Fatal(err)
-		return ""
+		return RelayAddress{}
 	}
 }
 

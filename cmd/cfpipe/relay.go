@@ -25,10 +25,13 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 		Long: "Serves every key of this host, or those named, at rtsp://HOST:PORT/KEY, as publishers come and go.\n" +
 			"KEY-audio is the second track of KEY; KEY-audio and KEY-sub are paths of their own too.\n" +
 			"A reader starts at once at the last keyframe; a key that nobody plays is not read.\n\n" +
+			"--listen-tls serves rtsps://HOST:PORT/KEY beside it, or alone with --listen off: RTSP and RTP in one TLS connection. Without --cert\n" +
+			"a certificate is made for this run; its SHA-256 fingerprint, which clients can pin, is printed. A renewed --cert is noticed.\n\n" +
 			"--push sends a key to another server instead: rtsp:// by ANNOUNCE and RECORD, tcp:// and udp:// as an MPEG transport\n" +
 			"stream, and any other output of FFmpeg. %{key} in the URL stands for the key.\n" + exitStatusHelp,
 		Example: "  cfpipe relay\n  cfpipe relay cam1 cam2 --listen 127.0.0.1:8554 --username viewer --password-file secret\n" +
 			"  ffplay -rtsp_transport tcp rtsp://127.0.0.1:8554/cam1\n" +
+			"  cfpipe relay --listen off --listen-tls :8322 --cert cert.pem --key-file key.pem --username viewer --password-file secret\n" +
 			"  cfpipe relay cam1 --push rtsp://server/live/cam1 --username viewer --password-file secret",
 		RunE: func(cmd *cobra.Command, keys []string) error {
 			password, err := readPassword(passwordFile)
@@ -45,7 +48,7 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 				return err
 			}
 			if push.URL != "" {
-				if cmd.Flags().Changed("listen") {
+				if cmd.Flags().Changed("listen") || options.ListenTLS != "" {
 					return usageError{errors.New("--push and --listen: one relay does one of them; start two")}
 				}
 				push.RuntimeDir, push.Keys, push.Logger = o.RuntimeDir, keys, o.Logger
@@ -56,14 +59,29 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 				return pipeline.Push(cmd.Context(), push)
 			}
 			options.RuntimeDir, options.Keys, options.Password, options.Logger = o.RuntimeDir, keys, password, o.Logger
-			var base string
-			options.OnListen = func(addr net.Addr) { base = baseURL(addr.(*net.TCPAddr)) }
-			options.OnStream = func(key string) { fmt.Fprintln(cmd.OutOrStdout(), base+key) }
+			var bases []string
+			options.OnListen = func(at pipeline.RelayAddress) {
+				if at.Plain != nil {
+					bases = append(bases, baseURL("rtsp", at.Plain))
+				}
+				if at.TLS != nil {
+					bases = append(bases, baseURL("rtsps", at.TLS))
+					fmt.Fprintln(cmd.OutOrStdout(), "fingerprint", at.Fingerprint)
+				}
+			}
+			options.OnStream = func(key string) {
+				for _, base := range bases {
+					fmt.Fprintln(cmd.OutOrStdout(), base+key)
+				}
+			}
 			return pipeline.Relay(cmd.Context(), options)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&options.Listen, "listen", ":8554", "address to serve RTSP on; port 0 takes a free one")
+	f.StringVar(&options.Listen, "listen", ":8554", "address to serve RTSP on; port 0 takes a free one; off = none")
+	f.StringVar(&options.ListenTLS, "listen-tls", "", "address to serve RTSP over TLS (rtsps) on, for example :8322")
+	f.StringVar(&options.CertFile, "cert", "", "PEM certificate chain for --listen-tls (default: one is made)")
+	f.StringVar(&options.KeyFile, "key-file", "", "PEM key of --cert")
 	f.IntVar(&options.RTPPort, "rtp-port", 0, "first of the two UDP ports for RTP and RTCP; 0 takes free ones, -1 refuses UDP")
 	f.StringVar(&options.Multicast, "multicast", "", "serve multicast from this range too, for example 239.255.42.0/24")
 	f.IntVar(&options.MulticastPort, "multicast-port", 0, "first of the two UDP ports for multicast; 0 takes free ones")
@@ -75,8 +93,11 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 
 // checkRelay finds what can be told to be wrong before a port is taken.
 func checkRelay(o pipeline.RelayOptions) error {
-	if _, err := net.ResolveTCPAddr("tcp", o.Listen); err != nil {
-		return usageError{fmt.Errorf("--listen %q: %w", o.Listen, err)}
+	for name, address := range map[string]string{"listen": o.Listen, "listen-tls": o.ListenTLS} {
+		chosen := name == "listen" && address == "off" || name == "listen-tls" && address == ""
+		if _, err := net.ResolveTCPAddr("tcp", address); err != nil && !chosen {
+			return usageError{fmt.Errorf("--%s %q: %w", name, address, err)}
+		}
 	}
 	for name, port := range map[string]int{"rtp-port": o.RTPPort, "multicast-port": o.MulticastPort} {
 		chosen := port == 0 || name == "rtp-port" && port == -1
@@ -90,11 +111,14 @@ func checkRelay(o pipeline.RelayOptions) error {
 			return usageError{fmt.Errorf("--multicast %q: want a range of multicast addresses, such as 239.255.42.0/24", o.Multicast)}
 		}
 	}
+	if err := o.Check(); err != nil {
+		return usageError{err}
+	}
 	return nil
 }
 
 // baseURL is what a reader on another host types in front of the key.
-func baseURL(addr *net.TCPAddr) string {
+func baseURL(scheme string, addr *net.TCPAddr) string {
 	host := addr.IP.String()
 	if addr.IP.IsUnspecified() {
 		host = "127.0.0.1"
@@ -102,5 +126,5 @@ func baseURL(addr *net.TCPAddr) string {
 			host = name
 		}
 	}
-	return "rtsp://" + net.JoinHostPort(host, strconv.Itoa(addr.Port)) + "/"
+	return scheme + "://" + net.JoinHostPort(host, strconv.Itoa(addr.Port)) + "/"
 }

@@ -2,6 +2,7 @@ package rtsp
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bluenviron/gortsplib/v4"
@@ -20,13 +22,16 @@ import (
 
 // Bounds of the server; each is per server unless it says otherwise.
 const (
-	// defaultMaxConns bounds memory against peers that only connect: a connection costs about 20 KiB until it plays.
-	defaultMaxConns = 1024
+	// defaultMaxSessions bounds memory and descriptors; a peer whose SETUP is one more is told 503.
+	defaultMaxSessions = 1024
+	// maxStrangers bounds the connections without a session, TLS handshakes among them: about 20 KiB each, 60 KiB with TLS. The one
+	// that has been without for longest goes when one more comes, so whoever is served at once is served however many say nothing.
+	maxStrangers = 256
 	// firstRequestTimeout closes connections that say nothing, or dribble, before they have made a request.
 	firstRequestTimeout = 10 * time.Second
 	// idleTimeout closes control connections without a request: longer than the session timeout of 60 s that clients are told.
 	idleTimeout = 75 * time.Second
-	// defaultWriteTimeout drops a TCP reader whose socket takes nothing for this long.
+	// defaultWriteTimeout drops a peer whose socket takes nothing for this long.
 	defaultWriteTimeout = 10 * time.Second
 	// maxAccessUnit bounds what a session buffers for one access unit; larger ones are not sent.
 	maxAccessUnit = 16 << 20
@@ -50,12 +55,17 @@ type StreamReader interface {
 	Close()
 }
 
-// ServerOptions sets up a Server. Only Listen and Catalog must be set.
+// ServerOptions sets up a Server. Only Catalog and one of the addresses must be set.
 type ServerOptions struct {
-	Listen  string // TCP address, for example ":8554"; port 0 takes a free one
+	Listen  string // TCP address, for example ":8554"; port 0 takes a free one; "" = no port without TLS
 	Catalog Catalog
 
-	// RTPPort is the first of two UDP ports for unicast; even. 0 takes a free pair, -1 refuses UDP.
+	// ListenTLS is the TCP address for RTSP over TLS (rtsps); "" = none. Its readers are served interleaved alone: RTP over UDP would
+	// leave what TLS secures. Certificate is asked for at every handshake.
+	ListenTLS   string
+	Certificate func() *tls.Certificate
+
+	// RTPPort is the first of two UDP ports for unicast; even. 0 takes a free pair, -1 refuses UDP. UDP goes with Listen.
 	RTPPort int
 	// Multicast is a range such as "239.255.42.0/24"; "" refuses multicast.
 	Multicast string
@@ -69,7 +79,7 @@ type ServerOptions struct {
 
 	Publish Publisher // takes ANNOUNCE and RECORD; nil refuses them
 
-	MaxConns     int           // 0 = 1024
+	MaxSessions  int           // 0 = 1024
 	WriteTimeout time.Duration // 0 = 10 s
 	Logger       *slog.Logger  // nil = slog.Default()
 }
@@ -90,6 +100,8 @@ type Server struct {
 	mu     sync.Mutex
 	groups map[string]*multicastGroup // by path
 	active map[*session]struct{}
+	guests map[*gortsplib.ServerSession]*serverConn // what was granted, and to which connection
+	full   rarely
 }
 
 // NewServer listens and serves until Close. A taken port is an error that names it.
@@ -97,17 +109,17 @@ func NewServer(o ServerOptions) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	if o.MaxConns == 0 {
-		o.MaxConns = defaultMaxConns
+	if o.MaxSessions == 0 {
+		o.MaxSessions = defaultMaxSessions
 	}
 	if o.WriteTimeout == 0 {
 		o.WriteTimeout = defaultWriteTimeout
 	}
-	s := &Server{o: o, log: o.Logger, groups: map[string]*multicastGroup{}, active: map[*session]struct{}{}}
+	s := &Server{o: o, log: o.Logger, groups: map[string]*multicastGroup{}, active: map[*session]struct{}{},
+		guests: map[*gortsplib.ServerSession]*serverConn{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.lib = &gortsplib.Server{
 		Handler:                  s,
-		RTSPAddress:              o.Listen,
 		WriteTimeout:             o.WriteTimeout,
 		WriteQueueSize:           512, // used for multicast and for RTCP: what sessions play does not pass through it
 		DisableRTCPSenderReports: true,
@@ -125,8 +137,18 @@ func NewServer(o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// Addr is the TCP address that the server listens on.
-func (s *Server) Addr() *net.TCPAddr { return s.listener.Addr().(*net.TCPAddr) }
+// Addr is the TCP address that the server listens on without TLS; nil = it does not.
+func (s *Server) Addr() *net.TCPAddr { return addrOf(s.listener.plain) }
+
+// TLSAddr is the TCP address that the server listens on with TLS; nil = it does not.
+func (s *Server) TLSAddr() *net.TCPAddr { return addrOf(s.listener.tls) }
+
+func addrOf(l net.Listener) *net.TCPAddr {
+	if l == nil {
+		return nil
+	}
+	return l.Addr().(*net.TCPAddr)
+}
 
 // Close ends all sessions, with the connections, and waits for them.
 func (s *Server) Close() {
@@ -167,11 +189,53 @@ func statusOf(err error) base.StatusCode {
 
 func pathOf(p string) string { return strings.Trim(p, "/") }
 
+func connOf(c *gortsplib.ServerConn) *serverConn { return c.NetConn().(*serverConn) }
+
 // OnRequest implements a hook of the library: every request extends the connection's life.
-func (s *Server) OnRequest(conn *gortsplib.ServerConn, _ *base.Request) {
-	c := conn.NetConn().(*serverConn)
+func (s *Server) OnRequest(conn *gortsplib.ServerConn, req *base.Request) {
+	c := connOf(conn)
 	c.setup = nil
 	c.extend(idleTimeout)
+	if c.secure && req.Method == base.Setup {
+		req.Header["Transport"] = secured(req.Header["Transport"])
+	}
+}
+
+// admit counts a session in that is granted what it asks for; its connection is none of the strangers then. False: there is no room.
+func (s *Server) admit(session *gortsplib.ServerSession, conn *serverConn) bool {
+	s.mu.Lock()
+	_, in := s.guests[session]
+	room := in || len(s.guests) < s.o.MaxSessions
+	if room && !in {
+		s.guests[session] = conn
+	}
+	s.mu.Unlock()
+	switch {
+	case !room && s.full.now():
+		s.log.Warn("rtsp: no room for another session", "sessions", s.o.MaxSessions, "peer", conn.RemoteAddr().String())
+	case room && !in:
+		conn.join()
+	}
+	return room
+}
+
+// dismiss counts a session out.
+func (s *Server) dismiss(session *gortsplib.ServerSession) {
+	s.mu.Lock()
+	conn := s.guests[session]
+	delete(s.guests, session)
+	s.mu.Unlock()
+	if conn != nil {
+		conn.part()
+	}
+}
+
+// rarely keeps peers from filling the log: it is time to tell at most once a second.
+type rarely struct{ last atomic.Int64 }
+
+func (r *rarely) now() bool {
+	last, now := r.last.Load(), time.Now().UnixNano()
+	return now-last > int64(time.Second) && r.last.CompareAndSwap(last, now)
 }
 
 // OnDescribe implements a hook of the library.

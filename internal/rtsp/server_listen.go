@@ -1,30 +1,43 @@
 package rtsp
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"strconv"
-	"sync"
 	"syscall"
-	"time"
 )
 
-// listen binds the TCP port and the UDP pairs, and hands them to the library when it asks for them: so port 0 works, and a
+// listen binds the TCP ports and the UDP pairs, and hands them to the library when it asks for them: so port 0 works, and a
 // taken port is told apart.
-func (s *Server) listen() error {
-	l, err := net.Listen("tcp", s.o.Listen)
-	if err != nil {
-		return listenError("TCP", s.o.Listen, err)
+func (s *Server) listen() (err error) {
+	if s.o.Listen == "" && s.o.ListenTLS == "" {
+		return errors.New("RTSP server: no address to listen on")
 	}
-	s.listener = &listener{Listener: l, slots: make(chan struct{}, s.o.MaxConns)}
-	host := l.Addr().(*net.TCPAddr).IP.String()
+	s.listener = newListener(s.o.WriteTimeout)
+	defer func() {
+		if err != nil {
+			s.listener.Close()
+			s.closeUDP()
+		}
+	}()
+	s.lib.RTSPAddress = ":0" // the library wants one, and gets its connections from the listener
 	s.lib.Listen = func(string, string) (net.Listener, error) { return s.listener, nil }
-
+	if s.o.ListenTLS != "" {
+		config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.o.Certificate(), nil }}
+		if err := s.listener.listen(s.o.ListenTLS, config); err != nil {
+			return err
+		}
+	}
+	if s.o.Listen == "" { // what goes over UDP is not encrypted
+		return nil
+	}
+	if err := s.listener.listen(s.o.Listen, nil); err != nil {
+		return err
+	}
 	if s.o.RTPPort >= 0 {
-		var err error
-		if s.rtp, s.rtcp, err = listenPair(host, s.o.RTPPort); err != nil {
-			l.Close()
+		if s.rtp, s.rtcp, err = listenPair(s.Addr().IP.String(), s.o.RTPPort); err != nil {
 			return err
 		}
 		s.lib.UDPRTPAddress, s.lib.UDPRTCPAddress = s.rtp.LocalAddr().String(), s.rtcp.LocalAddr().String()
@@ -34,8 +47,6 @@ func (s *Server) listen() error {
 		if port == 0 {
 			a, b, err := listenPair("", 0)
 			if err != nil {
-				l.Close()
-				s.closeUDP()
 				return err
 			}
 			port = a.LocalAddr().(*net.UDPAddr).Port
@@ -98,106 +109,4 @@ func listenPair(host string, port int) (rtp, rtcp *net.UDPConn, err error) {
 			return nil, nil, err
 		}
 	}
-}
-
-// listener hands out serverConns, at most cap(slots) at a time: further peers are closed at once.
-type listener struct {
-	net.Listener
-	slots chan struct{}
-}
-
-func (l *listener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			var n net.Error
-			if errors.As(err, &n) && !errors.Is(err, net.ErrClosed) { // out of descriptors for a moment: not the server's end
-				time.Sleep(100 * time.Millisecond)
-				continue
-			}
-			return nil, err
-		}
-		select {
-		case l.slots <- struct{}{}:
-			sc := &serverConn{Conn: c, release: sync.OnceFunc(func() { <-l.slots })}
-			sc.extend(firstRequestTimeout)
-			return sc, nil
-		default:
-			c.Close()
-		}
-	}
-}
-
-// serverConn is a control connection. The library reads requests and writes responses; a session that plays over TCP writes
-// its packets straight into it, an access unit at a time, between responses.
-type serverConn struct {
-	net.Conn
-	release func()
-
-	write      sync.Mutex // a response or an access unit's packets, never one inside the other
-	afterWrite func()     // called once, after the next response has been written
-
-	mu       sync.Mutex
-	deadline time.Time
-	playing  bool // over TCP: a reader need not send requests, a dead one is noticed by the write timeout
-
-	setup *setupRequest // the SETUP being answered; touched by the request's goroutines alone, one after another
-}
-
-// extend gives the peer d for its next request.
-func (c *serverConn) extend(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.deadline = time.Now().Add(d)
-	if !c.playing {
-		_ = c.Conn.SetReadDeadline(c.deadline)
-	}
-}
-
-func (c *serverConn) setPlaying() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.playing = true
-	_ = c.Conn.SetReadDeadline(time.Time{})
-}
-
-// SetReadDeadline keeps the idle timeout where the library would lift it.
-func (c *serverConn) SetReadDeadline(t time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if t.IsZero() && !c.playing {
-		t = c.deadline
-	}
-	return c.Conn.SetReadDeadline(t)
-}
-
-// SetWriteDeadline is left to Write: the library sets it ahead of its own writes, which could cut short a packet of ours.
-func (c *serverConn) SetWriteDeadline(time.Time) error { return nil }
-
-// Write implements net.Conn for the library: responses.
-func (c *serverConn) Write(b []byte) (int, error) {
-	c.write.Lock()
-	_ = c.Conn.SetWriteDeadline(time.Now().Add(defaultWriteTimeout))
-	n, err := c.Conn.Write(b)
-	after := c.afterWrite
-	c.afterWrite = nil
-	c.write.Unlock()
-	if err == nil && after != nil {
-		after()
-	}
-	return n, err
-}
-
-// writeFrames writes interleaved frames. When the peer takes nothing for the timeout the connection is of no use any more.
-func (c *serverConn) writeFrames(b []byte, timeout time.Duration) error {
-	c.write.Lock()
-	defer c.write.Unlock()
-	_ = c.Conn.SetWriteDeadline(time.Now().Add(timeout))
-	_, err := c.Conn.Write(b)
-	return err
-}
-
-func (c *serverConn) Close() error {
-	c.release()
-	return c.Conn.Close()
 }

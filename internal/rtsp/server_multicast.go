@@ -33,7 +33,7 @@ type multicastGroup struct {
 	closed  bool
 }
 
-func (s *Server) setupMulticast(session *gortsplib.ServerSession, path string) (*base.Response, *gortsplib.ServerStream, error) {
+func (s *Server) setupMulticast(session *gortsplib.ServerSession, conn *serverConn, path string) (*base.Response, *gortsplib.ServerStream, error) {
 	if g, ok := session.UserData().(*multicastGroup); ok { // a further track
 		return response(base.StatusOK), g.stream, nil
 	}
@@ -54,6 +54,10 @@ func (s *Server) setupMulticast(session *gortsplib.ServerSession, path string) (
 	if g.failed != nil {
 		g.leave()
 		return response(statusOf(g.failed)), nil, nil
+	}
+	if !s.admit(session, conn) {
+		g.leave()
+		return response(base.StatusServiceUnavailable), nil, nil
 	}
 	session.SetUserData(g)
 	return response(base.StatusOK), g.stream, nil

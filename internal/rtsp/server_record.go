@@ -54,6 +54,10 @@ func (s *Server) OnAnnounce(ctx *gortsplib.ServerHandlerOnAnnounceCtx) (*base.Re
 		s.log.Warn("rtsp: publisher refused", "path", path, "error", err)
 		return response(base.StatusForbidden), nil
 	}
+	if !s.admit(ctx.Session, connOf(ctx.Conn)) {
+		closed(errors.New("the server has no room for another session"))
+		return response(base.StatusServiceUnavailable), nil
+	}
 	p.closed = closed
 	p.feed = newFeed(sink, formats, &SourceOptions{ReorderWait: defaultReorderWait, MaxUnit: defaultMaxUnit, Logger: s.log}, false, &p.stats)
 	if err := p.feed.announce(); err != nil {
@@ -101,9 +105,7 @@ func (s *Server) OnRecord(ctx *gortsplib.ServerHandlerOnRecordCtx) (*base.Respon
 	if !ok {
 		return response(base.StatusBadRequest), nil
 	}
-	if c, ok := ctx.Conn.NetConn().(*serverConn); ok {
-		c.setPlaying() // the library ends a publisher that falls silent
-	}
+	connOf(ctx.Conn).setPlaying() // the library ends a publisher that falls silent
 	for i, m := range p.medias {
 		t := p.feed.tracks[i]
 		var scratch []byte

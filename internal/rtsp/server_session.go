@@ -64,9 +64,13 @@ func (s *Server) OnSetup(ctx *gortsplib.ServerHandlerOnSetupCtx) (*base.Response
 	if senseless(ctx.Request.Header["Transport"]) {
 		return response(base.StatusBadRequest), nil, nil
 	}
+	conn := connOf(ctx.Conn)
+	if conn.secure && ctx.Transport != gortsplib.TransportTCP {
+		return response(base.StatusUnsupportedTransport), nil, nil
+	}
 	path := pathOf(ctx.Path)
 	if ctx.Transport == gortsplib.TransportUDPMulticast {
-		return s.setupMulticast(ctx.Session, path)
+		return s.setupMulticast(ctx.Session, conn, path)
 	}
 	ss, ok := ctx.Session.UserData().(*session)
 	if !ok {
@@ -74,13 +78,15 @@ func (s *Server) OnSetup(ctx *gortsplib.ServerHandlerOnSetupCtx) (*base.Response
 		if err != nil {
 			return response(statusOf(err)), nil, nil
 		}
+		if !s.admit(ctx.Session, conn) {
+			stream.Close()
+			return response(base.StatusServiceUnavailable), nil, nil
+		}
 		ss = &session{server: s, path: path, tracks: tracks, stream: stream, sends: map[int]*packetSender{}}
 		ss.ctx, ss.cancel = context.WithCancel(s.ctx)
 		ctx.Session.SetUserData(ss)
 	}
-	if c, ok := ctx.Conn.NetConn().(*serverConn); ok {
-		c.setup = &setupRequest{session: ss, track: trackID(ctx.Request.URL)}
-	}
+	conn.setup = &setupRequest{session: ss, track: trackID(ctx.Request.URL)}
 	return response(base.StatusOK), ss.stream, nil
 }
 
@@ -135,8 +141,8 @@ func trackID(u *base.URL) int {
 // OnResponse implements a hook of the library: it runs ahead of the response's write.
 func (s *Server) OnResponse(conn *gortsplib.ServerConn, res *base.Response) {
 	res.Header["Server"] = base.HeaderValue{"cfpipe"}
-	c, ok := conn.NetConn().(*serverConn)
-	if !ok || c.setup == nil {
+	c := connOf(conn)
+	if c.setup == nil {
 		return
 	}
 	setup := c.setup
@@ -227,7 +233,7 @@ func (s *Server) OnPlay(ctx *gortsplib.ServerHandlerOnPlayCtx) (*base.Response, 
 		ss.done.Wait()
 		reader.Close()
 	}()
-	c := ctx.Conn.NetConn().(*serverConn)
+	c := connOf(ctx.Conn)
 	if ss.sends[tracks[0]].conn != nil {
 		c.setPlaying()
 	}
@@ -260,6 +266,7 @@ func (s *Server) OnPlay(ctx *gortsplib.ServerHandlerOnPlayCtx) (*base.Response, 
 
 // OnSessionClose implements a hook of the library.
 func (s *Server) OnSessionClose(ctx *gortsplib.ServerHandlerOnSessionCloseCtx) {
+	s.dismiss(ctx.Session)
 	switch u := ctx.Session.UserData().(type) {
 	case *session:
 		u.cancel()
@@ -293,7 +300,7 @@ func (ss *session) run(reader StreamReader, track int) error {
 			continue
 		}
 		if send.conn != nil {
-			err = send.conn.writeFrames(send.packets.buf, ss.server.o.WriteTimeout)
+			err = send.conn.writeFrames(send.packets.buf)
 		} else {
 			err = send.datagrams(ss.ctx, ss.server)
 		}

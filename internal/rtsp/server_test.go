@@ -3,6 +3,7 @@ package rtsp
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
@@ -136,16 +138,33 @@ func TestStatus(t *testing.T) {
 
 // A reader that takes nothing is dropped after the write timeout; until then and after, others get every access unit.
 func TestStalledReader(t *testing.T) {
+	for _, scheme := range []string{"rtsp", "rtsps"} {
+		t.Run(scheme, func(t *testing.T) { stalledReader(t, scheme == "rtsps") })
+	}
+}
+
+func stalledReader(t *testing.T, secure bool) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
 	catalog := &fakeCatalog{size: 200_000, interval: 10 * time.Millisecond} // 160 Mbit/s
-	s := startServer(t, ServerOptions{Catalog: catalog, WriteTimeout: 3 * time.Second, RTPPort: -1})
-	stalled := dial(t, s)
-	require.NoError(t, stalled.Conn.(*net.TCPConn).SetReadBuffer(4096))
+	made, err := servercert.SelfSigned()
+	require.NoError(t, err)
+	s := startServer(t, ServerOptions{Catalog: catalog, WriteTimeout: 3 * time.Second, RTPPort: -1,
+		ListenTLS: "127.0.0.1:0", Certificate: func() *tls.Certificate { return made }})
+	dial := func() (*testenv.RTSP, *net.TCPConn) {
+		if secure {
+			c := testenv.DialRTSPS(t, s.TLSAddr().String(), "live")
+			return c, c.Conn.(*tls.Conn).NetConn().(*net.TCPConn)
+		}
+		c := dial(t, s)
+		return c, c.Conn.(*net.TCPConn)
+	}
+	stalled, socket := dial()
+	require.NoError(t, socket.SetReadBuffer(4096))
 	stalled.Play(1)
 	before := heap()
 
-	other := dial(t, s)
+	other, _ := dial()
 	other.Play(1)
 	markers, seq := 0, -1
 	var worst time.Duration
@@ -238,7 +257,7 @@ func TestComingAndGoing(t *testing.T) {
 func TestHostilePeers(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 2000, interval: 10 * time.Millisecond}, RTPPort: -1, MaxConns: 40})
+	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 2000, interval: 10 * time.Millisecond}, RTPPort: -1, MaxSessions: 40})
 	good := dial(t, s)
 	good.Play(1)
 	before := heap()
@@ -267,20 +286,23 @@ func TestHostilePeers(t *testing.T) {
 		good.Frame()
 	}
 	var half []net.Conn
-	for range 60 { // more than the server takes
+	for range maxStrangers + 20 { // more than the server takes; the good reader is none of them
 		conn, err := net.Dial("tcp", s.Addr().String())
 		require.NoError(t, err)
 		_, _ = io.WriteString(conn, "OPTIONS rts")
 		half = append(half, conn)
 	}
 	closed := 0
-	for _, conn := range half[45:] {
+	for _, conn := range half[:20] {
 		_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 		if _, err := conn.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			closed++
 		}
 	}
-	require.Equal(t, len(half[45:]), closed, "connections above the bound are closed at once")
+	require.Equal(t, 20, closed, "those that were silent for longest make room")
+	late := dial(t, s)
+	late.Play(1)
+	late.Frame()
 	for range 100 {
 		good.Frame()
 	}
@@ -288,18 +310,45 @@ func TestHostilePeers(t *testing.T) {
 		conn.Close()
 	}
 	require.Less(t, heap(), before+8<<20)
-	testenv.Eventually(t, 5*time.Second, func() error { // and there is room again
-		if n := len(s.listener.slots); n != 1 {
-			return fmt.Errorf("%d connections are counted", n)
+}
+
+// Sessions are bounded, also those whose connection is gone; one that ends makes room, and its connection is a stranger again.
+func TestSessionsAreBounded(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 10, interval: time.Second}, MaxSessions: 2})
+	setup := func(c *testenv.RTSP, transport string) int {
+		status, _, _ := c.Do("SETUP", c.URL+"/trackID=0", "Transport: "+transport)
+		return status
+	}
+	a, b, c := dial(t, s), dial(t, s), dial(t, s)
+	require.Equal(t, 200, setup(a, "RTP/AVP/TCP;unicast;interleaved=0-1"))
+	require.Equal(t, 200, setup(b, "RTP/AVP;unicast;client_port=45010-45011"))
+	status, _, _ := b.Do("PLAY", b.URL)
+	require.Equal(t, 200, status)
+	b.Conn.Close() // the session stands until it times out
+	require.Equal(t, 503, setup(c, "RTP/AVP/TCP;unicast;interleaved=0-1"))
+	status, _, _ = a.Do("TEARDOWN", a.URL)
+	require.Equal(t, 200, status)
+	a.Session = ""
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if status := setup(dial(t, s), "RTP/AVP/TCP;unicast;interleaved=0-1"); status != 200 {
+			return fmt.Errorf("status %d", status)
 		}
 		return nil
 	})
+	for range maxStrangers + 5 {
+		dial(t, s)
+	}
+	_ = a.Conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_, err := a.Conn.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF, "a connection whose session has ended stays for ever")
 }
 
 func TestSilentPeerIsClosed(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
-	c := &serverConn{Conn: a, release: func() {}}
+	c := newServerConn(a, nil, newListener(time.Second))
 	c.extend(50 * time.Millisecond)
 	_ = c.SetReadDeadline(time.Time{}) // what the library does before it reads
 	_, err := c.Read(make([]byte, 1))

@@ -58,7 +58,7 @@ func Start(o Options) (*Cameras, error) {
 		}
 	}
 	server, err := rtsp.NewServer(rtsp.ServerOptions{Listen: o.Listen, Catalog: newCatalog(o.Clip, o.Count, time.Now(), o.Left),
-		Username: o.Username, Password: o.Password, Multicast: o.Multicast, Loss: o.Loss, MaxConns: 1024 + 4*o.Count, Logger: o.Logger})
+		Username: o.Username, Password: o.Password, Multicast: o.Multicast, Loss: o.Loss, MaxSessions: 1024 + 4*o.Count, Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}

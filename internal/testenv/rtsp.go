@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"bufio"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -28,8 +29,20 @@ func DialRTSP(t testing.TB, addr, path string) *RTSP {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
 	require.NoError(t, err)
+	return newRTSP(t, conn, "rtsp://"+addr+"/"+path)
+}
+
+// DialRTSPS is DialRTSP over TLS. The certificate is not checked: see Conn.
+func DialRTSPS(t testing.TB, addr, path string) *RTSP {
+	t.Helper()
+	conn, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true})
+	require.NoError(t, err)
+	return newRTSP(t, conn, "rtsps://"+addr+"/"+path)
+}
+
+func newRTSP(t testing.TB, conn net.Conn, url string) *RTSP {
 	t.Cleanup(func() { conn.Close() })
-	return &RTSP{t: t, Conn: conn, r: bufio.NewReader(conn), URL: "rtsp://" + addr + "/" + path}
+	return &RTSP{t: t, Conn: conn, r: bufio.NewReader(conn), URL: url}
 }
 
 // Do sends a request and returns status, headers (names in lower case) and body of the response; frames ahead of it are passed over.

@@ -10,6 +10,7 @@ import (
 	"github.com/goccy/go-yaml/token"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/packetring"
 	"github.com/cfpipe/cfpipe/pipeline"
@@ -108,7 +109,20 @@ func (d *decoder) check(c *Config) {
 		}
 	}
 	if r := c.Relay; r != nil {
-		d.checkListen("relay.listen", r.Listen)
+		r.Cert, r.KeyFile = d.beside(r.Cert), d.beside(r.KeyFile)
+		if r.Listen != "off" {
+			d.checkListen("relay.listen", r.Listen)
+		}
+		if r.ListenTLS != "" {
+			d.checkListen("relay.listen_tls", r.ListenTLS)
+		}
+		if o := (spec{Relay: r}).relayOptions(nil); o.Check() != nil {
+			d.complain("relay", "%w", o.Check())
+		} else if r.Cert != "" {
+			if _, err := servercert.Load(r.Cert, r.KeyFile); err != nil {
+				d.complain("relay.cert", "%w", err)
+			}
+		}
 		d.secret("relay.password", &r.Password, &r.PasswordFile)
 		if (r.Username == "") != (r.Password == "") {
 			d.complain("relay", "username and password belong together")

@@ -135,7 +135,10 @@ type Retention struct {
 
 // Relay is the RTSP server.
 type Relay struct {
-	Listen       string   `yaml:"listen" shown:"true" default:":8554" doc:"Address to serve RTSP on."`
+	Listen       string   `yaml:"listen" shown:"true" default:":8554" doc:"Address to serve RTSP on; off = none, which leaves listen_tls."`
+	ListenTLS    string   `yaml:"listen_tls" shown:"true" doc:"Address to serve RTSP over TLS (rtsps) on, such as :8322."`
+	Cert         string   `yaml:"cert" shown:"true" doc:"PEM certificate chain for listen_tls; a renewed one is noticed. Default: one is made."`
+	KeyFile      string   `yaml:"key_file" shown:"true" doc:"PEM key of cert."`
 	Keys         []string `yaml:"keys" shown:"true" doc:"Keys to serve; none = every key of this host."`
 	RTPPort      int      `yaml:"rtp_port" min:"-1" max:"65534" default:"0" doc:"First of the two UDP ports for RTP and RTCP; 0 takes free ones, -1 refuses UDP."`
 	Multicast    string   `yaml:"multicast" doc:"Serve multicast from this range too, such as 239.255.42.0/24."`

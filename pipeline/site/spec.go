@@ -155,7 +155,8 @@ func (r *Record) eventOptions(group string) *pipeline.EventOptions {
 func (s spec) relayOptions(log *slog.Logger) pipeline.RelayOptions {
 	r := s.Relay
 	return pipeline.RelayOptions{
-		RuntimeDir: s.RuntimeDir, Keys: r.Keys, Listen: r.Listen, RTPPort: r.RTPPort, Multicast: r.Multicast, Username: r.Username, Password: r.Password, Logger: log,
+		RuntimeDir: s.RuntimeDir, Keys: r.Keys, Listen: r.Listen, ListenTLS: r.ListenTLS, CertFile: r.Cert, KeyFile: r.KeyFile,
+		RTPPort: r.RTPPort, Multicast: r.Multicast, Username: r.Username, Password: r.Password, Logger: log,
 	}
 }
 
