@@ -31,8 +31,7 @@ func FutexWait(addr *uint32, val uint32, timeout time.Duration) error {
 		t := unix.NsecToTimespec(int64(timeout))
 		ts = &t
 	}
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(addr)), futexWait, uintptr(val), uintptr(unsafe.Pointer(ts)), 0, 0)
-	return futexError(errno)
+	return futexError(blockingFutexWait(addr, val, ts))
 }
 
 // Nap blocks the calling thread for d, to which the kernel adds about 50 µs: less than time.Sleep can.
@@ -70,11 +69,11 @@ func waitOn(addr *uint32, val uint32) futexWaitv {
 
 // waitv blocks until one of the futexes is woken, and returns the index of one that was, or differs from its value (index -1).
 func waitv(w []futexWaitv) (int, error) {
-	i, _, errno := unix.Syscall6(unix.SYS_FUTEX_WAITV, uintptr(unsafe.Pointer(unsafe.SliceData(w))), uintptr(len(w)), 0, 0, 0, 0)
+	i, errno := blockingFutexWaitv(unsafe.SliceData(w), len(w))
 	if errno != 0 {
 		return -1, futexError(errno)
 	}
-	return int(i), nil
+	return i, nil
 }
 
 // hasWaitv probes for Linux 5.16: an empty list is invalid where the call exists.
