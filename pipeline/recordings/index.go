@@ -199,7 +199,7 @@ func (x *Index) scan(list []File, rows *sql.Rows) ([]File, error) {
 		var packets, keyframes, lost sql.NullInt64
 		if err := rows.Scan(&f.Path, &f.Key, &start, &end, &f.Bytes, &packets, &keyframes, &lost, &f.Video, &f.Audio, &f.Width, &f.Height, &f.Cause, &state,
 			&modified); err != nil {
-			return nil, fmt.Errorf("index %s: list: %w: %w", x.path, ErrDamaged, err)
+			return nil, x.failed("list", fmt.Errorf("%w: %w", ErrDamaged, err))
 		}
 		f.Start, f.End, f.Modified = time.Unix(0, start).UTC(), time.Unix(0, end).UTC(), time.Unix(0, modified)
 		f.Finished, f.Open = state == stateFinished, state == stateOpen
@@ -246,7 +246,10 @@ func (x *Index) failed(op string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("index %s: %s: %w", x.path, op, damaged(err))
+	if err = damaged(err); errors.Is(err, ErrDamaged) {
+		opened.doubt(x.path)
+	}
+	return fmt.Errorf("index %s: %s: %w", x.path, op, err)
 }
 
 // change is a file that is there now, or one that is gone.

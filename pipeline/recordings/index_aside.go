@@ -2,6 +2,7 @@ package recordings
 
 import (
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -59,12 +61,13 @@ func foreign(path string) error {
 	return ErrForeign
 }
 
-// opened counts the indexes that this process has open, by path.
-var opened = openIndexes{n: map[string]int{}}
+// opened are the indexes that this process has open, by path.
+var opened = openIndexes{n: map[string]int{}, doubts: map[string]bool{}}
 
 type openIndexes struct {
-	mu sync.Mutex
-	n  map[string]int
+	mu     sync.Mutex
+	n      map[string]int
+	doubts map[string]bool // a reader has found it damaged
 }
 
 func (o *openIndexes) add(path string) (free func()) {
@@ -76,8 +79,39 @@ func (o *openIndexes) add(path string) (free func()) {
 		defer o.mu.Unlock()
 		if o.n[path]--; o.n[path] == 0 {
 			delete(o.n, path)
+			delete(o.doubts, path)
 		}
 	}
+}
+
+// doubt lets the writer of an index, where this process is one, look at what a reader has found.
+func (o *openIndexes) doubt(path string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.n[path] > 0 {
+		o.doubts[path] = true
+	}
+}
+
+// doubted says whether there is a doubt, which is gone then.
+func (o *openIndexes) doubted(path string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer delete(o.doubts, path)
+	return o.doubts[path]
+}
+
+// sound says whether who opens an index now can read it. What its writer remembers of it may be right when its files are no longer.
+func sound(ctx context.Context, path string) error {
+	x, err := openToRead(path, false)
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	if _, err = x.check(ctx); err == nil {
+		err = x.quickCheck(ctx)
+	}
+	return x.failed("check", err)
 }
 
 // moveAside renames a damaged database and what belongs to it, with a word to log. One of somebody else stays.
@@ -89,7 +123,8 @@ func moveAside(path string, because error, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("index %s: %w", path, err)
 	}
-	aside := path + ".damaged-" + time.Now().UTC().Format("20060102-150405.000")
+	const stamp = "20060102-150405.000"
+	aside := path + asideMark + time.Now().UTC().Format(stamp)
 	err = os.Rename(path, aside)
 	for _, suffix := range []string{"-wal", "-shm"} {
 		if e := os.Rename(path+suffix, aside+suffix); e != nil && !errors.Is(e, fs.ErrNotExist) {
@@ -100,5 +135,29 @@ func moveAside(path string, because error, log *slog.Logger) error {
 		return fmt.Errorf("index %s: %w; it cannot be moved aside: %w", path, because, err)
 	}
 	log.Warn("the index of recordings is damaged or old: it was moved aside, and is made anew from the files", "index", path, "moved_to", aside, "error", because)
+	leaveNewest(path, len(stamp))
 	return nil
+}
+
+// asideMark stands between the name of an index and the time at which it was moved aside.
+const asideMark = ".damaged-"
+
+// mostAside is how many damaged indexes stay: a disk that damages them again and again is not filled with them.
+const mostAside = 5
+
+// leaveNewest removes the oldest of the indexes that were moved aside; stamp is the length of their times.
+func leaveNewest(path string, stamp int) {
+	dir, prefix := filepath.Dir(path), filepath.Base(path)+asideMark
+	entries, err := os.ReadDir(dir) // sorted
+	if err != nil {
+		return
+	}
+	aside := slices.DeleteFunc(entries, func(e os.DirEntry) bool {
+		return len(e.Name()) != len(prefix)+stamp || !strings.HasPrefix(e.Name(), prefix)
+	})
+	for _, e := range aside[:max(len(aside)-mostAside, 0)] {
+		for _, suffix := range []string{"", "-wal", "-shm"} {
+			_ = os.Remove(filepath.Join(dir, e.Name()+suffix))
+		}
+	}
 }

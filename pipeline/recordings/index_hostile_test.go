@@ -117,13 +117,22 @@ func TestIndexStaysLocked(t *testing.T) {
 	}
 }
 
-// The log of an index that is in use is removed, or the database cut off: it is seen, and the index says what the files do.
-func TestIndexLogGone(t *testing.T) {
+// What belongs to an index that is in use is removed or cut off: it is seen, and the index says what the files do. Who reads it, or writes, is told of
+// an error, and does not crash.
+func TestIndexCutOff(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	s := camera(t, "320x180", 10, x264...)
+	cut := func(suffix string, size int64) func(path string) error {
+		return func(path string) error { return os.Truncate(path+suffix, size) }
+	}
 	for name, spoil := range map[string]func(path string) error{
-		"log":      func(path string) error { return os.Remove(path + "-wal") },
-		"database": func(path string) error { return os.Truncate(path, 0) },
+		"no log":                           func(path string) error { return os.Remove(path + "-wal") },
+		"an empty log":                     cut("-wal", 0),
+		"the beginning of a log":           cut("-wal", 100),
+		"an empty database":                cut("", 0),
+		"the first page of a database":     cut("", 4096),
+		"no shared memory":                 cut("-shm", 0),
+		"the beginning of a shared memory": cut("-shm", 5000),
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -135,22 +144,58 @@ func TestIndexLogGone(t *testing.T) {
 			stop := run(t, w)
 			<-w.Ready()
 			want := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
-			for _, f := range want {
+			for _, f := range want[1:] {
 				w.Finished(f)
 			}
-			testenv.Eventually(t, 10*time.Second, func() error { return hasFiles(path, len(want)) })
-			tamper(t, path, "PRAGMA wal_checkpoint(PASSIVE)")
+			testenv.Eventually(t, 10*time.Second, func() error { return hasFiles(path, len(want)-1) })
+			if !strings.HasSuffix(name, "log") { // else it begins anew
+				tamper(t, path, "PRAGMA wal_checkpoint(PASSIVE)")
+			}
+			reader, err := OpenIndex(path)
+			require.NoError(t, err)
+			defer reader.Close()
 			require.NoError(t, spoil(path))
+			for range 20 { // a log that was cut off has grown by the time that it is looked at
+				w.Finished(want[0])
+			}
+			_, _ = reader.List(t.Context(), Query{})
 			testenv.Eventually(t, 20*time.Second, func() error {
-				if got := log.String(); !strings.Contains(got, "made anew from the files") {
-					return fmt.Errorf("log: %s", got)
+				if err := hasFiles(path, len(want)); err != nil {
+					return fmt.Errorf("%w; log: %s", err, log.String())
 				}
-				return hasFiles(path, len(want))
+				return nil
 			})
 			stop()
 			requireFiles(t, want, list(t, path, Query{}), ticks[mux.FMP4], true)
+			require.NoError(t, sound(t.Context(), path))
 		})
 	}
+}
+
+// An index that is damaged again and again leaves the newest few behind, and nothing else goes away.
+func TestNewestAside(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index.db")
+	mine := filepath.Join(dir, "index.db.damaged-by-me")
+	require.NoError(t, os.WriteFile(mine, nil, 0o600))
+	for i := range mostAside + 3 {
+		old := fmt.Sprintf("%s.damaged-20260504-12000%d.000", path, i)
+		require.NoError(t, os.WriteFile(old, nil, 0o600))
+		require.NoError(t, os.WriteFile(old+"-wal", nil, 0o600))
+	}
+	require.NoError(t, os.WriteFile(path, []byte("SQLite"), 0o600))
+	require.NoError(t, os.WriteFile(path+"-wal", nil, 0o600))
+	var log testenv.Log
+	require.NoError(t, moveAside(path, ErrDamaged, slog.New(slog.NewJSONHandler(&log, nil))))
+	_, newest, _ := strings.Cut(log.String(), `"moved_to":"`)
+	newest, _, _ = strings.Cut(newest, `"`)
+	names, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, names, 2*mostAside+1)
+	require.FileExists(t, mine)
+	require.FileExists(t, newest)
+	require.FileExists(t, newest+"-wal")
 }
 
 // Rows are believed no further than the folders of the recordings: not those of other files, nor through a link that leads out.

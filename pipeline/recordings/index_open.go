@@ -36,6 +36,7 @@ func OpenIndex(path string) (*Index, error) {
 	if err != nil {
 		x.Close()
 		if errors.Is(err, ErrDamaged) {
+			opened.doubt(path)
 			err = cmp.Or(foreign(path), err)
 		}
 		return nil, fmt.Errorf("index %s: %w", path, err)
@@ -111,8 +112,11 @@ func (x *Index) prepare(ctx context.Context, log *slog.Logger) error {
 	case v < oldest:
 		return fmt.Errorf("%w: version %d is too old, want %d to %d", ErrDamaged, v, oldest, version)
 	}
-	if err := x.quickCheck(ctx); err != nil || v == version {
+	if err := x.quickCheck(ctx); err != nil {
 		return err
+	}
+	if v == version {
+		return x.writeAhead(ctx)
 	}
 	log.Info("the index of recordings is brought up to date", "index", x.path, "from_version", v, "to_version", version)
 	return x.create(ctx)
@@ -160,6 +164,10 @@ func (x *Index) quickCheck(ctx context.Context) error {
 	if text != "ok" {
 		return fmt.Errorf("%w: %.100s", ErrDamaged, text)
 	}
+	return nil
+}
+
+func (x *Index) writeAhead(ctx context.Context) error {
 	_, err := x.db.ExecContext(ctx, "PRAGMA journal_mode=WAL")
 	return damaged(err)
 }
@@ -168,6 +176,10 @@ func (x *Index) quickCheck(ctx context.Context) error {
 func damaged(err error) error {
 	var e *sqlite.Error
 	if errors.As(err, &e) {
+		switch e.Code() {
+		case sqlite3.SQLITE_IOERR_IN_PAGE, sqlite3.SQLITE_IOERR_SHORT_READ: // it stays that way as long as somebody has it open
+			return fmt.Errorf("%w: it was cut off: %w", ErrDamaged, err)
+		}
 		switch e.Code() & 0xff {
 		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA:
 			return fmt.Errorf("%w: %w", ErrDamaged, err)

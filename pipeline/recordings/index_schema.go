@@ -95,8 +95,8 @@ func (x *Index) schema(ctx context.Context) (id, v int, tables map[string]string
 
 // create makes what the newest version has and is not there yet, in one step: a file that has tables says whose they are.
 func (x *Index) create(ctx context.Context) error {
-	if _, err := x.db.ExecContext(ctx, "PRAGMA journal_mode=WAL"); err != nil {
-		return damaged(err)
+	if err := x.writeAhead(ctx); err != nil {
+		return err
 	}
 	steps := []string{"BEGIN IMMEDIATE"}
 	for _, name := range slices.Sorted(maps.Keys(schemas[version])) { // the table's is the first

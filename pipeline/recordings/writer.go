@@ -182,6 +182,11 @@ func (w *Writer) keep(ctx context.Context, x *Index) error {
 			if err := seen.look(w.o.Path); err != nil {
 				return err
 			}
+			if opened.doubted(w.o.Path) {
+				if err := sound(ctx, w.o.Path); err != nil {
+					return err
+				}
+			}
 			if w.missed.Load() {
 				if err := w.reconcile(ctx, x); err != nil {
 					return err
@@ -192,6 +197,9 @@ func (w *Writer) keep(ctx context.Context, x *Index) error {
 				return err
 			}
 		case <-again.C:
+			if err := sound(ctx, w.o.Path); err != nil {
+				return err
+			}
 			if err := w.reconcile(ctx, x); err != nil {
 				return err
 			}
@@ -202,15 +210,18 @@ func (w *Writer) keep(ctx context.Context, x *Index) error {
 // marks are the files of an index as they were last seen: the database, its log, and the memory that its readers share.
 type marks [3]os.FileInfo
 
-// look returns errGone when one of them was removed, replaced or cut off. SQLite does none of that while the index is open.
+// look returns errGone when the database was removed or replaced, ErrDamaged when one of them was cut off, or what belongs to the database is another.
+// SQLite does none of that while the index is open, and whoever else has it open then holds the old ones.
 func (m *marks) look(path string) error {
 	for i, suffix := range []string{"", "-wal", "-shm"} {
 		now, err := os.Stat(path + suffix)
 		switch {
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return err
-		case err != nil && (i == 0 || m[i] != nil), err == nil && m[i] != nil && (!os.SameFile(m[i], now) || now.Size() < m[i].Size()):
+		case i == 0 && (err != nil || m[i] != nil && !os.SameFile(m[i], now)):
 			return errGone
+		case m[i] != nil && (err != nil || !os.SameFile(m[i], now) || now.Size() < m[i].Size()):
+			return fmt.Errorf("%w: %s was removed, replaced or cut off", ErrDamaged, path+suffix)
 		case err == nil:
 			m[i] = now
 		}
