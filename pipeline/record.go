@@ -12,6 +12,7 @@ import (
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/packetring"
+	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
 // RecordOptions describe a recording. Key and Out must be set.
@@ -27,11 +28,18 @@ type RecordOptions struct {
 	Fsync      mux.Fsync     // "" = never
 	NoAudio    bool
 	Started    func(path string, start time.Time) // a file was opened
-	Done       func(mux.Segment)                  // a file is finished
+	Done       func(Recorded)                     // a file is finished; may be nil
 	OnEvent    *EventOptions                      // record around events alone, see there; nil = all the time
 	Progress   func(RecordProgress)               // about once a second while packets come
 	Counter    *RecordCounter                     // gets the counts, for others to read; may be nil
 	Logger     *slog.Logger
+}
+
+// Recorded is a finished file of a recording.
+type Recorded struct {
+	Key string
+	mux.Segment
+	Event *trigger.Event // that made it, whose End is nil in all but its last file; nil = it is recorded all the time
 }
 
 // RecordProgress is where a recording stands.
@@ -293,12 +301,14 @@ func (r *recorder) started(path string, start time.Time) {
 }
 
 func (r *recorder) done(s mux.Segment) {
+	f := Recorded{Key: r.o.Key, Segment: s}
 	if r.o.OnEvent != nil {
-		r.eventFile(s)
-		return
+		r.on.files++
+		event := r.on.now
+		f.Event = &event
 	}
 	if r.o.Done != nil {
-		r.o.Done(s)
+		r.o.Done(f)
 	}
 }
 

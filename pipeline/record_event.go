@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
-	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/packetring"
 	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
@@ -20,10 +19,9 @@ import (
 // ring is what remembers the time before the trigger, as far back as it reaches.
 type EventOptions struct {
 	Post    time.Duration
-	Longest time.Duration                    // of an event, Pre and Post included; 0 = not bounded. See trigger.PlanOptions
-	Group   string                           // whose members may trigger; "" = the owner alone
-	Ready   func()                           // triggers are taken from now on; may be nil
-	Done    func(mux.Segment, trigger.Event) // in place of RecordOptions.Done; the event's End is nil in all but its last file; may be nil
+	Longest time.Duration // of an event, Pre and Post included; 0 = not bounded. See trigger.PlanOptions
+	Group   string        // whose members may trigger; "" = the owner alone
+	Ready   func()        // triggers are taken from now on; may be nil
 }
 
 // Check says what is wrong with an event's lengths.
@@ -333,16 +331,6 @@ func (r *recorder) untilSilent(ctx context.Context) (context.Context, context.Ca
 		}
 	})
 	return inner, func() { cancel(); wg.Wait() }
-}
-
-// eventFile reports a finished file.
-func (r *recorder) eventFile(s mux.Segment) {
-	r.on.files++
-	if r.o.OnEvent.Done != nil {
-		r.o.OnEvent.Done(s, r.on.now)
-	} else if r.o.Done != nil {
-		r.o.Done(s)
-	}
 }
 
 // outlast returns a context that ends d after ctx has.

@@ -336,8 +336,8 @@ func TestRecordEventHere(t *testing.T) {
 	counter := &RecordCounter{}
 	go func() {
 		ended <- Record(ctx, RecordOptions{RuntimeDir: dir, Key: key, Out: filepath.Join(t.TempDir(), "new", "%s-%f.mp4"), Pre: 5 * time.Second, NoAudio: true,
-			Counter: counter, Logger: slog.New(slog.NewTextHandler(&log, nil)), OnEvent: &EventOptions{Post: 200 * time.Millisecond, Ready: func() { close(ready) },
-				Done: func(s mux.Segment, e trigger.Event) { k.done(s); events <- e }}})
+			Counter: counter, Logger: slog.New(slog.NewTextHandler(&log, nil)), OnEvent: &EventOptions{Post: 200 * time.Millisecond, Ready: func() { close(ready) }},
+			Done: func(f Recorded) { k.done(f); events <- *f.Event }})
 	}()
 	<-ready
 	_, err := trigger.Send(t.Context(), dir, key, trigger.Request{})
@@ -391,10 +391,8 @@ func TestRecordEventStopped(t *testing.T) {
 		defer cancel()
 		go func() {
 			ended <- Record(ctx, RecordOptions{RuntimeDir: dir, Key: key, Out: filepath.Join(t.TempDir(), "%s-%f.mp4"), Pre: time.Second, WaitForKey: -1, NoAudio: true,
-				Logger: slog.New(slog.NewTextHandler(&log, nil)), OnEvent: &EventOptions{Ready: func() { close(ready) },
-					Done: func(s mux.Segment, e trigger.Event) {
-						files = append(files, eventLine{Path: s.Path, Lost: s.Lost, Event: e})
-					}}})
+				Logger: slog.New(slog.NewTextHandler(&log, nil)), OnEvent: &EventOptions{Ready: func() { close(ready) }},
+				Done: func(f Recorded) { files = append(files, eventLine{Path: f.Path, Lost: f.Lost, Event: *f.Event}) }})
 		}()
 		<-ready
 		took, err := trigger.Send(t.Context(), dir, key, trigger.Request{Action: trigger.Start})

@@ -24,19 +24,20 @@ func TestRecordEventResumes(t *testing.T) {
 	dir, key := place(t)
 	n := publishNumbered(t, dir, key, 0)
 	n.older(t, 2*time.Second)
-	var files []mux.Segment
+	var files []Recorded
 	over := make(chan trigger.Event, 1)
 	ready := make(chan struct{})
 	r := &recorder{
 		log: slog.New(slog.DiscardHandler),
 		o: RecordOptions{
 			RuntimeDir: dir, Key: key, Format: mux.FMP4, Pre: time.Second, NoAudio: true, WaitForKey: 5 * time.Second, Counter: &RecordCounter{},
-			OnEvent: &EventOptions{Post: 6 * time.Second, Ready: func() { close(ready) }, Done: func(s mux.Segment, e trigger.Event) {
-				files = append(files, s)
-				if e.End != nil {
-					over <- e
+			OnEvent: &EventOptions{Post: 6 * time.Second, Ready: func() { close(ready) }},
+			Done: func(f Recorded) {
+				files = append(files, f)
+				if f.Event.End != nil {
+					over <- *f.Event
 				}
-			}},
+			},
 		},
 	}
 	var err error

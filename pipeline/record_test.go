@@ -100,11 +100,11 @@ func playable(t *testing.T, path string) int {
 // kept collects what a recording reports.
 type kept struct {
 	mu       sync.Mutex
-	segments []mux.Segment
+	segments []Recorded
 	opened   []string
 }
 
-func (k *kept) done(s mux.Segment) {
+func (k *kept) done(s Recorded) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.segments = append(k.segments, s)

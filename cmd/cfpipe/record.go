@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,7 +15,6 @@ import (
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
 	"github.com/cfpipe/cfpipe/pipeline/recordings"
-	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
 func newRecordCommand(o *globalOptions) *cobra.Command {
@@ -89,23 +87,21 @@ second in flight in all three.` + "\n" + waitStatusHelp,
 			if !status.on {
 				r.Progress = nil
 			}
-			report := func(s mux.Segment, e *trigger.Event) {
+			r.Done = func(f pipeline.Recorded) {
 				status.clear()
 				var err error
 				if asJSON {
-					err = json.NewEncoder(cmd.OutOrStdout()).Encode(newSegmentLine(s, e))
+					err = json.NewEncoder(cmd.OutOrStdout()).Encode(newSegmentLine(f))
 				} else {
-					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s  %s  %d access units%s\n", s.Path, s.Duration().Round(time.Millisecond), s.Packets, segmentNotes(s, e))
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), segmentText(f))
 				}
 				if err != nil && !mute {
 					mute = true
 					o.Logger.Warn("finished files cannot be reported; the recording goes on", "key", r.Key, "error", err)
 				}
 			}
-			r.Done = func(s mux.Segment) { report(s, nil) }
 			if r.OnEvent != nil {
 				r.OnEvent.Group = o.Group
-				r.OnEvent.Done = func(s mux.Segment, e trigger.Event) { report(s, &e) }
 			}
 			if index != "" {
 				stop, err := withIndex(&r, index)
@@ -154,18 +150,13 @@ func withIndex(r *pipeline.RecordOptions, path string) (stop func(), err error) 
 		w.Run(ctx)
 	}()
 	key, done, cause := r.Key, r.Done, recordings.Continuous
-	if on := r.OnEvent; on != nil {
+	if r.OnEvent != nil {
 		cause = "event"
-		eventDone := on.Done
-		on.Done = func(s mux.Segment, e trigger.Event) {
-			w.Finished(recordings.FileOf(key, s))
-			eventDone(s, e)
-		}
 	}
 	r.Started = func(path string, start time.Time) { w.Started(key, path, start, cause) }
-	r.Done = func(s mux.Segment) {
-		w.Finished(recordings.FileOf(key, s))
-		done(s)
+	r.Done = func(f pipeline.Recorded) {
+		w.Finished(recordings.FileOf(f.Key, f.Segment))
+		done(f)
 	}
 	return func() {
 		cancel()
@@ -211,52 +202,4 @@ func stopped(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
-}
-
-// segmentLine is the JSON line of a finished file.
-type segmentLine struct {
-	Path          string    `json:"path"`
-	Start         time.Time `json:"start"`
-	End           time.Time `json:"end"`
-	Duration      float64   `json:"duration"` // seconds
-	Packets       int       `json:"packets"`  // access units of video
-	AudioPackets  int       `json:"audio_packets"`
-	Lost          uint64    `json:"lost"`
-	Keyframes     int       `json:"keyframes"`
-	Bytes         int64     `json:"bytes"`
-	Discontinuous bool      `json:"discontinuous"` // a gap in front of it
-	Error         string    `json:"error,omitempty"`
-
-	Event *trigger.Event `json:"event,omitempty"` // that made the file; its end is null in all but its last file
-}
-
-func newSegmentLine(s mux.Segment, e *trigger.Event) segmentLine {
-	l := segmentLine{
-		Path: s.Path, Start: s.Start, End: s.End, Duration: s.Duration().Seconds(), Packets: s.Packets, AudioPackets: s.AudioPackets,
-		Lost: s.Lost, Keyframes: s.Keyframes, Bytes: s.Bytes, Discontinuous: s.Discontinuous, Event: e,
-	}
-	if s.Err != nil {
-		l.Error = s.Err.Error()
-	}
-	return l
-}
-
-func segmentNotes(s mux.Segment, e *trigger.Event) string {
-	var b strings.Builder
-	if e != nil {
-		fmt.Fprintf(&b, ", event %s", e.ID)
-		if e.Reason != "" {
-			fmt.Fprintf(&b, " (%s)", e.Reason)
-		}
-	}
-	if s.Lost > 0 {
-		fmt.Fprintf(&b, ", %d lost", s.Lost)
-	}
-	if s.Discontinuous {
-		b.WriteString(", after a gap")
-	}
-	if s.Err != nil {
-		fmt.Fprintf(&b, ", ended early: %v", s.Err)
-	}
-	return b.String()
 }

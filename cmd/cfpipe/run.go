@@ -14,6 +14,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/internal/redact"
+	"github.com/cfpipe/cfpipe/pipeline"
 	sites "github.com/cfpipe/cfpipe/pipeline/site"
 )
 
@@ -127,10 +128,10 @@ func runSite(cmd *cobra.Command, o *globalOptions, file string, asJSON bool, sec
 	if asJSON {
 		var mu sync.Mutex
 		lines := json.NewEncoder(cmd.OutOrStdout())
-		options.Finished = func(s sites.Segment) {
+		options.Finished = func(f pipeline.Recorded) {
 			mu.Lock()
 			defer mu.Unlock()
-			_ = lines.Encode(s) // whoever read it has gone; the recordings matter more
+			_ = lines.Encode(newSiteLine(f)) // whoever read it has gone; the recordings matter more
 		}
 	}
 	s, err := sites.New(options)

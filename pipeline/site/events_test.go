@@ -43,7 +43,7 @@ func post(t *testing.T, addr, path, token, body string) (status int, answer stru
 }
 
 // events are the finished files of a key that an event made; continuous are the others.
-func (h *host) events(key string) (list []Segment) {
+func (h *host) events(key string) (list []pipeline.Recorded) {
 	for _, s := range h.of(key) {
 		if s.Event != nil {
 			list = append(list, s)

@@ -22,6 +22,7 @@ import (
 	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/testcam"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/pipeline"
 )
 
 // host is a site at work with cameras to connect to.
@@ -38,7 +39,7 @@ type host struct {
 	ended   chan error
 
 	mu       sync.Mutex
-	segments []Segment
+	segments []pipeline.Recorded
 }
 
 func newHost(t *testing.T, cameras int) *host {
@@ -72,7 +73,7 @@ func (h *host) start(text string) {
 	})
 	require.NoError(h.t, err)
 	s.api.onServe = h.onServe
-	s.watchers = append(s.watchers, func(seg Segment) {
+	s.watchers = append(s.watchers, func(seg pipeline.Recorded) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.segments = append(h.segments, seg)
@@ -100,7 +101,7 @@ func (h *host) stop() error {
 	return err
 }
 
-func (h *host) of(key string) (list []Segment) {
+func (h *host) of(key string) (list []pipeline.Recorded) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, s := range h.segments {
@@ -155,7 +156,7 @@ func digests(annexB []byte) (list []string) {
 }
 
 // requireRun checks that the files hold the camera's clip, played over and over, without a gap.
-func requireRun(t *testing.T, segments []Segment) {
+func requireRun(t *testing.T, segments []pipeline.Recorded) {
 	t.Helper()
 	clip, err := testcam.EmbeddedClip("h264", false)
 	require.NoError(t, err)
@@ -167,7 +168,7 @@ func requireRun(t *testing.T, segments []Segment) {
 		got = append(got, pictures(t, s.Path)...)
 		require.Zero(t, s.Lost, s.Path)
 		if i > 0 {
-			require.False(t, s.Gap, s.Path)
+			require.False(t, s.Discontinuous, s.Path)
 			require.Equal(t, segments[i-1].End, s.Start, s.Path)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cfpipe/cfpipe/pipeline"
 	"github.com/cfpipe/cfpipe/pipeline/recordings"
 )
 
@@ -222,13 +223,10 @@ func (x *indexer) writer() *recordings.Writer {
 	return x.w
 }
 
-// finished tells the index of a file that a recorder has begun or finished. It does not block.
-func (x *indexer) finished(s Segment) {
+// finished tells the index of a file that a recorder has finished. It does not block.
+func (x *indexer) finished(f pipeline.Recorded) {
 	if w := x.writer(); w != nil {
-		w.Finished(recordings.File{
-			Key: s.Key, Path: s.Path, Start: s.Start, End: s.End, Bytes: s.Bytes, Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: int64(s.Lost),
-			Video: s.VideoCodec, Audio: s.AudioCodec, Width: s.Width, Height: s.Height, Cause: s.Cause, Finished: !s.Cut,
-		})
+		w.Finished(recordings.FileOf(f.Key, f.Segment))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/redact"
+	"github.com/cfpipe/cfpipe/pipeline"
 )
 
 const (
@@ -112,8 +113,8 @@ func (st *stage) follow(r io.Reader) (end report) {
 		if rep.Started != nil {
 			st.started(*rep.Started)
 		}
-		if rep.Segment != nil {
-			st.finished(*rep.Segment)
+		if rep.File != nil {
+			st.finished(rep.File.recorded())
 		}
 		st.mu.Lock()
 		if rep.Ingest != nil || rep.Record != nil || rep.Infer != nil || rep.Push != nil {
@@ -168,7 +169,7 @@ func RunStage(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger
 		})
 	}
 	err = runStage(ctx, o.Spec, o.From, log, tell, files{
-		func(s Started) { say(report{Started: &s}) }, func(s Segment) { say(report{Segment: &s}) },
+		func(s Started) { say(report{Started: &s}) }, func(f pipeline.Recorded) { say(report{File: reported(f)}) },
 	})
 	stopped := ctx.Err() != nil
 	cancel()

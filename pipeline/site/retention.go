@@ -3,6 +3,7 @@ package site
 import (
 	"time"
 
+	"github.com/cfpipe/cfpipe/pipeline"
 	"github.com/cfpipe/cfpipe/pipeline/retention"
 )
 
@@ -30,7 +31,7 @@ func (r Retention) bounds() retention.Bounds {
 }
 
 // kept tells retention of a finished file.
-func (s *Site) kept(f Segment) {
+func (s *Site) kept(f pipeline.Recorded) {
 	kind := kindRecord
 	if f.Event != nil {
 		kind = kindEvents

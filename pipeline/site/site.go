@@ -14,6 +14,7 @@ import (
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/redact"
 	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/pipeline"
 	"github.com/cfpipe/cfpipe/pipeline/retention"
 )
 
@@ -27,7 +28,7 @@ type Options struct {
 	Logger     *slog.Logger    // nil = silent
 	Secrets    *redact.Set     // is told what the file's secrets are, for who shows what the site says otherwise; may be nil
 
-	Finished func(Segment) // a file is finished; called from several goroutines, must not block; may be nil
+	Finished func(pipeline.Recorded) // a file is finished; called from several goroutines, must not block; may be nil
 
 	Ready   func(c *Config) // the stages of the first configuration are started; may be nil
 	Alive   func()          // called about once a second while all is well; may be nil
@@ -50,8 +51,8 @@ type Site struct {
 	keeper     *retention.Keeper
 	index      *indexer
 	api        api
-	turned     atomic.Int64    // Unix ns of the loop's last turn; read by /health/live
-	watchers   []func(Segment) // told of each finished file; set before Run
+	turned     atomic.Int64              // Unix ns of the loop's last turn; read by /health/live
+	watchers   []func(pipeline.Recorded) // told of each finished file; set before Run
 
 	mu        sync.Mutex
 	config    *Config
@@ -297,10 +298,10 @@ func (s *Site) stopAll(stages []*stage) (left []*stage) {
 }
 
 // finished is told of each finished file.
-func (s *Site) finished(seg Segment) {
-	s.log.Debug("file finished", "key", seg.Key, "path", seg.Path, "packets", seg.Packets, "lost", seg.Lost)
-	for _, f := range s.watchers {
-		f(seg)
+func (s *Site) finished(f pipeline.Recorded) {
+	s.log.Debug("file finished", "key", f.Key, "path", f.Path, "packets", f.Packets, "lost", f.Lost)
+	for _, tell := range s.watchers {
+		tell(f)
 	}
 }
 

@@ -126,7 +126,7 @@ cameras:
 		require.NotEmpty(t, pictures(t, s.Path))
 		require.Zero(t, s.Lost)
 		if i > 0 && s.Start.After(b[i-1].End) {
-			require.True(t, s.Gap, "b: %v to %v is in no file", b[i-1].End, s.Start)
+			require.True(t, s.Discontinuous, "b: %v to %v is in no file", b[i-1].End, s.Start)
 			gaps++
 		}
 	}

@@ -2,6 +2,7 @@ package site
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -9,10 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
 	"github.com/cfpipe/cfpipe/pipeline/recordings"
-	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
 // State is what a stage does now.
@@ -49,45 +48,38 @@ type report struct {
 	Infer   *InferStats           `json:",omitempty"`
 	Push    *pipeline.PushStats   `json:",omitempty"`
 	Started *Started              `json:",omitempty"`
-	Segment *Segment              `json:",omitempty"`
+	File    *finishedFile         `json:",omitempty"`
 	Error   string                `json:",omitempty"` // why it has ended
 	Ended   bool                  `json:",omitempty"` // by itself: there is no more to do
 	Clean   bool                  `json:",omitempty"` // what was counted is written
 }
 
-// Segment is a finished file.
-type Segment struct {
-	Key     string    `json:"key"`
-	Path    string    `json:"path"`
-	Start   time.Time `json:"start"`
-	End     time.Time `json:"end"`
-	Bytes   int64     `json:"bytes"`
-	Packets int       `json:"packets"`
-	Lost    uint64    `json:"lost"`
-	Gap     bool      `json:"discontinuous"` // in front of it
+// finishedFile is a finished file as JSON, which holds no error.
+type finishedFile struct {
+	pipeline.Recorded
+	Err string `json:",omitempty"` // in place of that of the file
+}
 
-	Event *trigger.Event `json:"event,omitempty"` // that made it; its end is null in all but its last file
+func reported(f pipeline.Recorded) *finishedFile {
+	x := &finishedFile{Recorded: f}
+	if f.Err != nil {
+		x.Err = f.Err.Error()
+	}
+	return x
+}
 
-	Keyframes  int    `json:"keyframes"`
-	VideoCodec uint32 `json:"video_codec"` // FFmpeg's number, as in the rings
-	AudioCodec uint32 `json:"audio_codec"` // 0 = no sound
-	Width      int    `json:"width"`
-	Height     int    `json:"height"`
-	Cause      string `json:"cause"`         // why it was recorded
-	Cut        bool   `json:"cut,omitempty"` // it ended early: the disk
+func (x *finishedFile) recorded() pipeline.Recorded {
+	f := x.Recorded
+	if x.Err != "" {
+		f.Segment.Err = errors.New(x.Err)
+	}
+	return f
 }
 
 // Started is a file that was opened.
 type Started struct {
 	Key, Path, Cause string
 	Start            time.Time
-}
-
-func newSegment(key string, s mux.Segment) *Segment {
-	return &Segment{
-		Key: key, Path: s.Path, Start: s.Start, End: s.End, Bytes: s.Bytes, Packets: s.Packets, Lost: s.Lost, Gap: s.Discontinuous, Keyframes: s.Keyframes,
-		VideoCodec: s.Video, AudioCodec: s.Audio, Width: s.Width, Height: s.Height, Cause: s.Cause, Cut: s.Err != nil,
-	}
 }
 
 // stage is one stage under supervision: a loop that runs it again whenever it fails. Each has a loop of its own, so one that fails
@@ -100,7 +92,7 @@ type stage struct {
 	delay   time.Duration
 	backoff time.Duration
 	exe     []string // command line of a stage in a process of its own
-	done    func(Segment)
+	done    func(pipeline.Recorded)
 	opened  func(Started)
 
 	cancel context.CancelFunc
@@ -276,9 +268,9 @@ func (st *stage) started(s Started) {
 	}
 }
 
-func (st *stage) finished(s Segment) {
+func (st *stage) finished(f pipeline.Recorded) {
 	if st.done != nil {
-		st.done(s)
+		st.done(f)
 	}
 }
 
@@ -288,7 +280,7 @@ var causes = map[string]string{kindRecord: recordings.Continuous, kindEvents: "e
 // files is told of the files of a recorder.
 type files struct {
 	started  func(Started)
-	finished func(Segment)
+	finished func(pipeline.Recorded)
 }
 
 // runStage runs a stage in this process. probe is called once with what tells its counts; to with each file.
@@ -322,19 +314,13 @@ func runStage(ctx context.Context, s spec, from time.Time, log *slog.Logger, pro
 	case kindRecord, kindEvents:
 		o := s.recordOptions(log)
 		o.Counter = &pipeline.RecordCounter{}
-		if o.OnEvent != nil {
-			o.OnEvent.Done = func(seg mux.Segment, e trigger.Event) {
-				x := newSegment(s.Key, seg)
-				x.Event = &e
-				to.finished(*x)
-			}
-		} else if !from.IsZero() {
+		if o.OnEvent == nil && !from.IsZero() {
 			o.Pre = max(time.Since(from), time.Nanosecond)
 		}
 		o.Started = func(path string, start time.Time) {
 			to.started(Started{Key: s.Key, Path: path, Start: start, Cause: causes[s.Kind]})
 		}
-		o.Done = func(seg mux.Segment) { to.finished(*newSegment(s.Key, seg)) }
+		o.Done = to.finished
 		probe(func() report {
 			st := o.Counter.Stats()
 			return report{Record: &st}

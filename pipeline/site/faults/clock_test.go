@@ -155,7 +155,7 @@ retention: {age: 6h}
 		require.Equal(t, f.Packets, probe(t, f.Path), f.Path)
 		require.InDelta(t, float64(f.Packets)*frameTime/1000, f.End.Sub(f.Start).Seconds(), 0.001, "the pictures last as long as they do")
 		days = append(days, int(f.Start.Sub(files[0].Start)/day))
-		if i > 0 && !f.Gap {
+		if i > 0 && !f.Discontinuous {
 			require.Equal(t, files[i-1].End, f.Start)
 		}
 	}

@@ -188,11 +188,20 @@ func (r *rig) finish() map[string]uint64 {
 	return published
 }
 
+// fileLine is what the site's process says of a finished file.
+type fileLine struct {
+	Key, Path     string
+	Start, End    time.Time
+	Packets       int
+	Lost          uint64
+	Discontinuous bool
+}
+
 // finished are the files that the site's process has reported.
-func (r *rig) finished(name string) (list []site.Segment) {
+func (r *rig) finished(name string) (list []fileLine) {
 	r.t.Helper()
 	for line := range strings.Lines(r.site.Stdout()) {
-		var s site.Segment
+		var s fileLine
 		require.NoError(r.t, json.Unmarshal([]byte(line), &s), line)
 		if s.Key == r.key(name) {
 			list = append(list, s)
@@ -202,11 +211,11 @@ func (r *rig) finished(name string) (list []site.Segment) {
 }
 
 // sum is what the finished files of a camera hold and miss.
-func sum(files []site.Segment) (packets, lost uint64, gaps int) {
+func sum(files []fileLine) (packets, lost uint64, gaps int) {
 	for _, s := range files {
 		packets += uint64(s.Packets)
 		lost += s.Lost
-		if s.Gap {
+		if s.Discontinuous {
 			gaps++
 		}
 	}
