@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/lossylink"
+	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/nnrp/session"
 )
@@ -18,7 +19,7 @@ func TestProbeDelay(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
 	s := startServer(t, "127.0.0.1:0", nil, session.Policy{})
 	dial := func(url string) (session.Conn, *session.Client) {
-		conn, err := Dial(t.Context(), url, Trust{Fingerprint: Fingerprint(s.cert)})
+		conn, err := Dial(t.Context(), url, Trust{Fingerprint: servercert.Fingerprint(s.cert)})
 		require.NoError(t, err)
 		c, err := session.Open(t.Context(), conn, session.ClientOptions{})
 		require.NoError(t, err)
