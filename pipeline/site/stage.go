@@ -71,7 +71,7 @@ func reported(f pipeline.Recorded) *finishedFile {
 func (x *finishedFile) recorded() pipeline.Recorded {
 	f := x.Recorded
 	if x.Err != "" {
-		f.Segment.Err = errors.New(x.Err)
+		f.Err = errors.New(x.Err)
 	}
 	return f
 }
