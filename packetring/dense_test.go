@@ -12,10 +12,16 @@ import (
 
 // A reader on the shared thread leaves it while packets come very fast, and is back on it when they no longer do.
 func TestDenseStreamIsReadInBursts(t *testing.T) {
+	for _, name := range []string{"near", "shared"} {
+		t.Run(name, func(t *testing.T) { denseStream(t, waits[name]) })
+	}
+}
+
+func denseStream(t *testing.T, o ReaderOptions) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
 	w := create(t, uniqueKey(t), Config{Slots: 1024, DataSize: 1 << 20})
-	r := open(t, w.Path(), ReaderOptions{})
+	r := open(t, w.Path(), o)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -409,8 +409,8 @@ func TestOrphan(t *testing.T) {
 	w := start(t, "write", key, "32", "16384", "1", "ours")
 	watch(t, "the ring", func() bool { seq, _ := newest(key); return seq > 100 })
 	w.Kill()
-	for _, wait := range waits {
-		r := open(t, shm.Prefix+key+"-packets", ReaderOptions{Wait: wait})
+	for _, o := range waits {
+		r := open(t, shm.Prefix+key+"-packets", o)
 		var all report
 		require.NoError(t, all.follow(t.Context(), r))
 		require.Equal(t, 1, all.Rings)

@@ -27,6 +27,8 @@ type ReaderOptions struct {
 	// Bell returns a channel on which the writer's side says that there may be a packet, where it has another way than the ring's futex
 	// (EVENT_FD of protocols 1 and 2); nil while there is none. WaitShared waits on it then. May be nil.
 	Bell func() <-chan struct{}
+
+	stranger bool // a test's: a writer in this process is taken for one elsewhere
 }
 
 // Info is what the header says about the stream.
@@ -82,7 +84,9 @@ func Open(path string, o ReaderOptions) (*Reader, error) {
 	r.c.noData = o.NoData
 	r.step = func() { r.out = r.c.next(r.report) }
 	r.wait.init(o.Wait, &r.ring, r.locked)
-	r.wait.bell = o.Bell
+	if r.wait.bell = o.Bell; !o.stranger {
+		r.wait.near = neighbour(seg)
+	}
 	r.wait.orphan = orphan
 	if err := r.Seek(SeekLive); err != nil {
 		seg.Close()

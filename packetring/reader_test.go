@@ -16,14 +16,20 @@ import (
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
-var waits = map[string]Wait{"shared": WaitShared, "direct": WaitDirect, "busy": WaitBusy}
+// waits are the ways to wait: near a writer of this process, and as for one elsewhere.
+var waits = map[string]ReaderOptions{
+	"near":   {},
+	"shared": {stranger: true},
+	"direct": {Wait: WaitDirect},
+	"busy":   {Wait: WaitBusy},
+}
 
 func eachWait(t *testing.T, f func(t *testing.T, o ReaderOptions)) {
-	for name, w := range waits {
+	for name, o := range waits {
 		t.Run(name, func(t *testing.T) {
 			testenv.CheckLeaks(t)
 			testenv.Watchdog(t, time.Minute)
-			f(t, ReaderOptions{Wait: w})
+			f(t, o)
 		})
 	}
 }
@@ -425,9 +431,9 @@ func TestStatsWhileNextSleeps(t *testing.T) {
 func TestNoAllocations(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	for name, wait := range waits {
+	for name, o := range waits {
 		w := create(t, uniqueKey(t), Config{})
-		r := open(t, w.Path(), ReaderOptions{Wait: wait})
+		r := open(t, w.Path(), o)
 		p := stamp(1)
 		p.Data = payload(nil, 1, 5000)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -474,7 +480,7 @@ func TestBell(t *testing.T) {
 	w, err := Create(key, Config{Slots: 8, DataSize: 4096, Protocol: 2})
 	require.NoError(t, err)
 	bell := make(chan struct{}, 1)
-	r, err := Open(w.Path(), ReaderOptions{Bell: func() <-chan struct{} { return bell }})
+	r, err := Open(w.Path(), ReaderOptions{Bell: func() <-chan struct{} { return bell }, stranger: true})
 	require.NoError(t, err)
 	got := make(chan error)
 	read := func(n int) {

@@ -14,8 +14,9 @@ import (
 type Wait int
 
 const (
-	// WaitShared parks the goroutine; one thread of the process sleeps for up to 31 such readers. Above 10,000 packets a second it naps
-	// instead, on a thread of its own and some 350 µs at a time, and reads what has come in one go.
+	// WaitShared parks the goroutine. A writer in the same process wakes it; for others, one thread of the process sleeps for up to 31
+	// such readers. Above 10,000 packets a second it naps instead, on a thread of its own and some 350 µs at a time, and reads what has
+	// come in one go.
 	WaitShared Wait = iota
 	// WaitDirect sleeps in the kernel with a thread of its own: the shortest way from the writer's wake to Next's return.
 	WaitDirect
@@ -62,6 +63,7 @@ type waiting struct {
 	spanStart time.Time // of the span over which packets are counted
 	spanSeq   uint32    // futex word then
 
+	near    *shm.Bell              // of a writer in this process
 	bell    func() <-chan struct{} // of ReaderOptions
 	timer   *time.Timer            // of sleepOnBell
 	rings   uint64
@@ -152,7 +154,7 @@ func (w *waiting) lookAtLock(r *Reader) {
 }
 
 func (w *waiting) sleepShared(ctx context.Context, r *Reader, seen uint32) error {
-	if w.bell != nil && !w.polling {
+	if w.near == nil && w.bell != nil && !w.polling {
 		if c := w.bell(); c != nil {
 			return w.sleepOnBell(ctx, c)
 		}
@@ -172,7 +174,11 @@ func (w *waiting) sleepShared(ctx context.Context, r *Reader, seen uint32) error
 		shm.Nap(napPause)
 		return nil
 	}
-	if w.waiter == nil {
+	switch {
+	case w.waiter != nil:
+	case w.near != nil:
+		w.waiter = w.near.Register(w.ring.futex())
+	default:
 		w.waiter = shm.Shared.Register(w.ring.futex())
 	}
 	w.mu.Unlock()

@@ -73,6 +73,9 @@ type Writer struct {
 	lastKey uint64
 	closed  bool
 
+	bell    shm.Bell // for readers in this process
+	moveOut func()
+
 	extradata []byte
 }
 
@@ -117,6 +120,7 @@ func Create(key string, c Config) (*Writer, error) {
 		for w.x.next() {
 		}
 	}
+	w.moveOut = moveIn(w)
 	return w, nil
 }
 
@@ -168,6 +172,7 @@ func (w *Writer) Publish(p Packet) (uint64, error) {
 	}
 	// Always: whether somebody sleeps is known to nobody but the kernel, and the call costs less than a microsecond.
 	shm.FutexWake(w.futex())
+	w.bell.Ring()
 	w.x.ring.expect(w.x.seq+1, w.x.off, len(p.Data))
 	w.stats.Packets++
 	w.stats.Bytes += uint64(len(p.Data))
@@ -243,8 +248,11 @@ func (w *Writer) Close() error {
 		// The flag is not the futex word, so a reader that is between its look at the flag and its sleep misses a wake. It looks
 		// again by itself (waitLocked); the second wake spares it most of that time.
 		shm.FutexWake(w.futex())
+		w.bell.Ring()
 		time.Sleep(time.Millisecond)
 		shm.FutexWake(w.futex())
+		w.bell.Ring()
 	}
+	w.moveOut()
 	return errors.Join(err, w.seg.Close())
 }

@@ -25,7 +25,7 @@ type Hub struct {
 // Shared is the hub that serves a whole process.
 var Shared = &Hub{}
 
-// Waiter is one registered futex. Wait is for one goroutine at a time; Close may be called by any.
+// Waiter is one futex that a Hub, or a Bell, watches. Wait is for one goroutine at a time; Close may be called by any.
 type Waiter struct {
 	addr  *uint32
 	c     chan struct{} // capacity 1: "the word has changed since the hub last looked", or closed, or fault
@@ -34,7 +34,8 @@ type Waiter struct {
 	timer *time.Timer
 
 	seen  uint32        // the hub thread's last look at *addr; that thread's alone
-	shard *shard        // nil in thread-each mode
+	bell  *Bell         // nil with a Hub
+	shard *shard        // nil with a Bell, and in thread-each mode
 	ended chan struct{} // thread-each mode: closed when the thread is gone
 }
 
@@ -113,7 +114,11 @@ func (w *Waiter) Close() {
 		return
 	}
 	w.notify()
-	if w.shard != nil {
+	switch {
+	case w.bell != nil:
+		w.bell.remove(w)
+		return
+	case w.shard != nil:
 		w.shard.remove(w)
 		return
 	}
