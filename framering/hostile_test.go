@@ -289,7 +289,7 @@ func TestHostilePublisher(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir, key := place(t)
-			l, err := listen(SocketPath(dir, key), 0)
+			l, err := shm.ListenUnix(SocketPath(dir, key), 0)
 			require.NoError(t, err)
 			defer l.Close()
 			said := make(chan struct{})

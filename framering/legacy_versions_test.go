@@ -233,7 +233,7 @@ func TestForeignLegacyPublisher(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
 	dir, key := place(t)
 	foreignShm(t, key, MagicLegacy, 2, uint64(os.Getpid()))
-	l, err := listen(SocketPath(dir, key), 0)
+	l, err := shm.ListenUnix(SocketPath(dir, key), 0)
 	require.NoError(t, err)
 	defer l.Close()
 	fd, err := shm.NewEventFD()

@@ -177,7 +177,8 @@ func (p *Publisher) Serve() error {
 	if p.closing || p.listener != nil {
 		return fmt.Errorf("serve %s: closed or serving already: %w", p.key, ErrInvalidArg)
 	}
-	l, err := listen(p.path, p.gid)
+	// The key is locked, so that the names beside its socket are ours; no key begins with a dot.
+	l, err := shm.ListenUnix(p.path, p.gid)
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", p.key, err)
 	}
@@ -185,9 +186,6 @@ func (p *Publisher) Serve() error {
 	p.wg.Go(func() { p.accept(l) })
 	return nil
 }
-
-// listen makes a key's socket. The caller holds the key's lock, so that its names are its own; no key begins with a dot.
-func listen(path string, gid int) (*net.UnixListener, error) { return shm.ListenUnix(path, gid) }
 
 // Subscribers returns a copy of the subscriber table's entries in use.
 func (p *Publisher) Subscribers() []SubscriberSlot { return p.table.list() }

@@ -238,7 +238,7 @@ func TestDialIsBounded(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, 2*time.Minute)
 	dir, key := place(t)
-	l, err := listen(SocketPath(dir, key), 0)
+	l, err := shm.ListenUnix(SocketPath(dir, key), 0)
 	require.NoError(t, err)
 	defer l.Close()
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
 // fakeCam is an RTSP server that does what a test says: a script answers requests and sends packets, byte by byte.
@@ -415,26 +416,15 @@ func (c *collector) lastTracks() []media.Track {
 type running struct {
 	*collector
 	source *Source
-	log    *bytes.Buffer
+	log    testenv.Log
 	cancel context.CancelFunc
 	done   chan error
 }
 
-type syncWriter struct {
-	mu sync.Mutex
-	b  *bytes.Buffer
-}
-
-func (w *syncWriter) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.b.Write(p)
-}
-
 func runSource(t *testing.T, o SourceOptions) *running {
 	t.Helper()
-	r := &running{collector: newCollector(), log: &bytes.Buffer{}, done: make(chan error, 1)}
-	o.Logger = slog.New(slog.NewTextHandler(&syncWriter{b: r.log}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	r := &running{collector: newCollector(), done: make(chan error, 1)}
+	o.Logger = slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	s, err := NewSource(o)
 	require.NoError(t, err)
 	r.source = s
