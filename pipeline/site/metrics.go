@@ -12,17 +12,13 @@ import (
 // siteCollector makes the metrics when they are asked for: between two scrapes they cost nothing.
 type siteCollector struct{ site *Site }
 
-// documented is every metric in the order of its definition: docs/metrics.md is made of it.
-var documented []documentedMetric
-
-type documentedMetric struct {
-	name, help string
-	labels     []string
-}
+// metrics is every metric in the order of its definition.
+var metrics []*prometheus.Desc
 
 func metric(name, help string, labels ...string) *prometheus.Desc {
-	documented = append(documented, documentedMetric{"cfpipe_" + name, help, labels})
-	return prometheus.NewDesc("cfpipe_"+name, help, labels, nil)
+	d := prometheus.NewDesc("cfpipe_"+name, help, labels, nil)
+	metrics = append(metrics, d)
+	return d
 }
 
 var (
@@ -111,8 +107,12 @@ var keptMetrics = map[string]struct{ free, bytes, files *prometheus.Desc }{
 	kindInfer: {inferFree, inferKeptBytes, inferKeptFiles},
 }
 
-// Describe implements prometheus.Collector: what there is depends on the configuration, so nothing is promised.
-func (c *siteCollector) Describe(chan<- *prometheus.Desc) {}
+// Describe implements prometheus.Collector: no other metrics are made than these. Which of them there are depends on the configuration.
+func (c *siteCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range metrics {
+		out <- d
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
