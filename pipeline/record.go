@@ -127,7 +127,11 @@ func (r *recorder) cause() string {
 	if r.o.OnEvent == nil {
 		return "continuous"
 	}
-	return strings.TrimSuffix("event: "+r.on.now.Reason, ": ")
+	what := "event: "
+	if r.on.now.Continued {
+		what = "event (continued): "
+	}
+	return strings.TrimSuffix(what+r.on.now.Reason, ": ")
 }
 
 type recorder struct {
@@ -293,7 +297,7 @@ func (r *recorder) started(path string, start time.Time) {
 		}
 		r.log.Info(fmt.Sprintf("recording %s to %s (%s)", r.o.Key, path, codecs))
 	}
-	r.path = path
+	r.path, r.on.path = path, path
 	r.log.Debug("file opened", "path", path, "start", start)
 	if r.o.Started != nil {
 		r.o.Started(path, start)

@@ -53,8 +53,13 @@ type eventRecorder struct {
 	files   int           // of it
 	written int64         // DTS of its newest picture that was written; 0 = none was
 	waiting atomic.Int64  // since when the next packet is waited for, after monotonicStart; 0 = one is being written
+	path    string        // of its newest file
+	from    time.Time     // where it goes on that an earlier recorder has begun, as long as nothing of it is written here; zero = at its start
 	reach   bool          // it was told how far the ring reaches back
 	short   bool          // and that it is too small
+
+	remembered     uint64 // change of the plan that was written down; see remember
+	rememberedPath string
 
 	next func(context.Context, *interleaver) (item, error) // tests: reading that fails; nil = interleaver.next
 }
@@ -80,6 +85,7 @@ func (r *recorder) events(ctx context.Context) error {
 		r.o.Duration = 0 // not of an event
 	}
 	r.on.plan = trigger.NewPlan(trigger.PlanOptions{Pre: r.o.Pre, Post: o.Post, Longest: o.Longest})
+	r.takeOver(life)
 	server, err := trigger.Listen(trigger.ListenOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, GID: gid, Handle: r.on.plan.Handle, Logger: r.log})
 	if err != nil {
 		return err
@@ -106,6 +112,9 @@ func (r *recorder) events(ctx context.Context) error {
 				again, err := r.event(life)
 				if err != nil {
 					return err
+				}
+				if life.Err() == nil {
+					r.remember()
 				}
 				if again {
 					pause(life, eventRetry)
@@ -156,9 +165,10 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 	if ev.ID != r.on.now.ID {
 		r.o.Counter.events.Add(1)
 		log.Info("event", "reason", ev.Reason, "trigger", ev.Trigger.Format(time.RFC3339Nano))
-		r.on.files, r.on.written = 0, 0
+		r.on.files, r.on.written, r.on.path, r.on.from = 0, 0, "", time.Time{}
 	}
 	r.on.now = *ev
+	r.remember()
 	r.o.Counter.event.Store(true)
 	defer r.o.Counter.event.Store(false)
 
@@ -166,6 +176,9 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 	defer func() { stop() }()
 	view := viewRing(r.o.Key)
 	start, written := ev.Start, r.on.written
+	if !r.on.from.IsZero() {
+		start = r.on.from
+	}
 	if written != 0 {
 		start = time.Unix(0, written)
 	}
@@ -202,6 +215,9 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 			if !in.ended.IsZero() {
 				at = in.ended // what came until then was read
 			}
+			if end, known := r.on.plan.End(); known && !end.After(at) {
+				r.forget()
+			}
 			if done := r.on.plan.Abandon(at); done != nil {
 				r.on.now = *done
 			}
@@ -234,10 +250,15 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 			return true, nil
 		}
 		r.notice(it)
+		r.remember()
 		if first && it.Track == videoTrack {
 			first = false
-			if late := time.Unix(0, it.PTS).Sub(ev.Start); late > 0 && it.Generation == 0 {
-				log.Warn(view.late(), "pre", r.o.Pre, "late", late.Round(time.Millisecond))
+			if late := time.Unix(0, it.PTS).Sub(start); late > 0 && it.Generation == 0 {
+				text := view.late()
+				if !r.on.from.IsZero() {
+					text = "the ring does not reach back to where this event was left: there is a gap"
+				}
+				log.Warn(text, "pre", r.o.Pre, "late", late.Round(time.Millisecond))
 			}
 		}
 		// A packet behind the end ends it. What is to be presented until the end is decoded before.

@@ -28,6 +28,8 @@ type Plan struct {
 	open  time.Time // when the newest Start came; zero = none, or stopped
 	last  Request   // newest trigger, and when it came
 	at    time.Time
+
+	changes uint64 // of all these
 }
 
 // NewPlan returns an idle plan.
@@ -40,10 +42,11 @@ func (p *Plan) Started() <-chan struct{} { return p.started }
 func (p *Plan) Handle(r Request, now time.Time) Answer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if r.Action == Stop && p.event == nil {
+		return Answer{State: Idle}
+	}
+	p.changes++
 	if r.Action == Stop {
-		if p.event == nil {
-			return Answer{State: Idle}
-		}
 		if !p.open.IsZero() || now.Before(p.until) {
 			p.until = now
 		}
@@ -70,6 +73,11 @@ func (p *Plan) Handle(r Request, now time.Time) Answer {
 
 func (p *Plan) begin(start time.Time, r Request, at time.Time) {
 	p.event = &Event{ID: newID(at), Reason: r.Reason, Trigger: at, Start: start}
+	p.begun()
+}
+
+func (p *Plan) begun() {
+	p.changes++
 	select {
 	case p.started <- struct{}{}:
 	default:
@@ -91,6 +99,17 @@ func (p *Plan) end() (end time.Time, open bool) {
 		return most, false
 	}
 	return end, false
+}
+
+// renewed says whether the event was started again: then the start is the next event's where the bound ends this one.
+func (p *Plan) renewed() bool { return p.open.After(p.event.Trigger) }
+
+// wanted is until when there is something to record behind the end of the event, as things are.
+func (p *Plan) wanted(end time.Time) time.Time {
+	if p.renewed() {
+		return end.Add(p.o.Longest)
+	}
+	return p.until.Add(p.o.Post)
 }
 
 func (p *Plan) answer(s State) Answer {
@@ -138,13 +157,14 @@ func (p *Plan) Finish(at time.Time) (done *Event, unstopped bool) {
 	}
 	done = p.event
 	done.End = &end
-	wanted, renewed := p.until.Add(p.o.Post).After(end), p.open.After(done.Trigger)
-	unstopped = !p.open.IsZero() && !renewed
-	if !renewed {
+	more := p.wanted(end).After(end)
+	unstopped = !p.open.IsZero() && !p.renewed()
+	if !p.renewed() {
 		p.open = time.Time{}
 	}
 	p.event = nil
-	if wanted || renewed {
+	p.changes++
+	if more {
 		next := p.last
 		if next.Reason == "" {
 			next.Reason = done.Reason
@@ -166,5 +186,6 @@ func (p *Plan) Abandon(at time.Time) *Event {
 		done.End = &at
 	}
 	p.event, p.open = nil, time.Time{}
+	p.changes++
 	return done
 }

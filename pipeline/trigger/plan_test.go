@@ -1,6 +1,7 @@
 package trigger
 
 import (
+	"encoding/json"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -43,12 +44,15 @@ func TestPlan(t *testing.T) {
 		"exactly the longest":    {30 * s, []step{{0, Momentary, 15 * s, Started, 20 * s}, {20 * s, "", 0, "", 20 * s}, {21 * s, "", 0, "", -1}}},
 		"started again, bounded": {30 * s, []step{{0, Start, 0, Started, -1}, {10 * s, Start, 0, Prolonged, -1}, {20 * s, "", 0, "", 20 * s}, {49 * s, "", 0, "", -1}, {50 * s, "", 0, "", 50 * s}, {51 * s, Stop, 0, Idle, -1}}},
 	}
-	base := time.Unix(1_700_000_000, 0)
+	base := time.Unix(1_700_000_000, 0).UTC()
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
+		run := func(t *testing.T, between func(p *Plan, now time.Time) *Plan) {
 			p := NewPlan(PlanOptions{Pre: pre, Post: post, Longest: c.longest})
 			for i, x := range c.steps {
 				now := base.Add(x.at)
+				if i > 0 {
+					p = between(p, base.Add(c.steps[i-1].at))
+				}
 				if x.action == "" {
 					e, _ := p.Finish(now)
 					if x.end < 0 {
@@ -70,6 +74,57 @@ func TestPlan(t *testing.T) {
 					require.Equal(t, now.Add(-pre), a.Event.Start)
 					require.Equal(t, now, a.Event.Trigger)
 				}
+			}
+		}
+		t.Run(name, func(t *testing.T) { run(t, func(p *Plan, _ time.Time) *Plan { return p }) })
+		t.Run(name+", each step by another recorder", func(t *testing.T) {
+			run(t, func(p *Plan, now time.Time) *Plan {
+				s := p.Save()
+				if s == nil {
+					return p
+				}
+				b, err := json.Marshal(s)
+				require.NoError(t, err)
+				var read Saved
+				require.NoError(t, json.Unmarshal(b, &read))
+				next := NewPlan(p.o)
+				going, err := next.Restore(read, now)
+				require.NoError(t, err)
+				require.True(t, going)
+				require.True(t, next.Event().Continued)
+				require.Equal(t, s.Event.ID, next.Event().ID)
+				return next
+			})
+		})
+	}
+}
+
+// An event that is over when its next recorder comes is not taken over; what triggers asked for beyond its bound is.
+func TestRestoreLate(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	for name, c := range map[string]struct {
+		longest time.Duration
+		asks    []Request
+		over    time.Duration // from the first trigger on
+	}{
+		"a trigger":            {0, []Request{{}}, 5 * time.Second},
+		"bounded":              {time.Minute, []Request{{Action: Start}}, time.Minute},
+		"more than the bound":  {time.Minute, []Request{{For: 5 * time.Minute}}, 305 * time.Second},
+		"started again":        {time.Minute, []Request{{Action: Start}, {Action: Start}}, 2 * time.Minute},
+		"started, not stopped": {0, []Request{{Action: Start}}, 1000 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := NewPlan(PlanOptions{Post: 5 * time.Second, Longest: c.longest})
+			for i, r := range c.asks {
+				p.Handle(r, now.Add(time.Duration(i)*time.Second))
+			}
+			s := *p.Save()
+			for at, want := range map[time.Duration]bool{0: true, c.over - time.Second: true, c.over + 2*time.Second: c.over > 500*time.Hour} {
+				next := NewPlan(p.o)
+				going, err := next.Restore(s, now.Add(at))
+				require.NoError(t, err)
+				require.Equal(t, want, going, at)
+				require.Equal(t, want, next.Event() != nil, at)
 			}
 		})
 	}

@@ -69,6 +69,8 @@ type Event struct {
 	Trigger time.Time  `json:"trigger"` // when the first trigger came
 	Start   time.Time  `json:"start"`   // the trigger less the pre-roll
 	End     *time.Time `json:"end"`     // post-roll included; null while it is not known
+
+	Continued bool `json:"continued,omitempty"` // an earlier recorder has begun it
 }
 
 // State is what a request has changed.
