@@ -5,145 +5,31 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 )
 
-// stream is a clip in memory: its packets in the order they were read.
-type stream struct {
-	video   media.Track
-	audio   *media.Track
-	packets []packet
-}
-
-type packet struct {
-	track int
-	media.Packet
-}
-
-func (s *stream) Tracks(tracks []media.Track) error {
-	for _, t := range tracks {
-		if t.Kind == media.Video {
-			s.video = t
-		} else {
-			s.audio = &t
-		}
-	}
-	return nil
-}
-
-func (s *stream) Packet(i int, p media.Packet) error {
-	p.Data = bytes.Clone(p.Data)
-	s.packets = append(s.packets, packet{i, p})
-	return nil
-}
+type (
+	stream = clips.Stream
+	packet = clips.Packet
+)
 
 // epoch is when clips begin: their times are known to the ns.
 var epoch = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC).UnixNano()
 
-var clips struct {
-	sync.Mutex
-	dir string
-	m   map[string]*stream
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if clips.dir != "" {
-		os.RemoveAll(clips.dir)
-	}
-	os.Exit(code)
-}
-
-// clip encodes (once) duration seconds of a test picture of the size, and a tone, with the given codec arguments, and reads it.
-func clip(t *testing.T, size string, seconds int, args ...string) *stream {
+// clip encodes (once) duration seconds of a test picture of the size, and a tone, with the given codec arguments.
+func clip(t *testing.T, size string, seconds int, args ...[]string) *stream {
 	t.Helper()
-	clips.Lock()
-	defer clips.Unlock()
-	name := size + strconv.Itoa(seconds) + strings.Join(args, " ")
-	if s, ok := clips.m[name]; ok {
-		return s.clone()
-	}
-	if clips.m == nil {
-		clips.m = map[string]*stream{}
-		var err error
-		clips.dir, err = os.MkdirTemp("", "mux-clips-")
-		require.NoError(t, err)
-	}
-	file := filepath.Join(clips.dir, strconv.Itoa(len(clips.m))+".mkv")
-	a := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc=rate=25:size=" + size, "-f", "lavfi", "-i", "sine=frequency=440:sample_rate=48000",
-		"-t", strconv.Itoa(seconds), "-pix_fmt", "yuv420p", "-map", "0:v"}, args...)
-	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), append(a, file)...).CombinedOutput()
-	require.NoError(t, err, string(out))
-	s := &stream{}
-	require.NoError(t, av.NewInput(av.InputOptions{URL: file}).Run(t.Context(), s))
-	first := s.of(VideoTrack)[0]
-	kept := s.packets[:0]
-	for _, p := range s.packets {
-		if p.PTS >= first.PTS { // audio encoders begin a frame early
-			p.PTS += epoch - first.DTS
-			p.DTS += epoch - first.DTS
-			kept = append(kept, p)
-		}
-	}
-	s.packets = kept
-	clips.m[name] = s
-	return s.clone()
-}
-
-func (s *stream) clone() *stream {
-	c := *s
-	c.packets = append([]packet(nil), s.packets...)
-	return &c
-}
-
-// shifted returns the packets d later.
-func (s *stream) shifted(d time.Duration) []packet {
-	ps := append([]packet(nil), s.packets...)
-	for i := range ps {
-		ps[i].PTS += int64(d)
-		ps[i].DTS += int64(d)
-	}
-	return ps
-}
-
-func (s *stream) of(track int) (ps []packet) {
-	for _, p := range s.packets {
-		if p.track == track {
-			ps = append(ps, p)
-		}
-	}
-	return ps
-}
-
-var (
-	x264     = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "0", "-x264-params", "scenecut=0"}
-	x264b    = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "2", "-x264-params", "scenecut=0"}
-	x265     = []string{"-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:info=0:keyint=25:bframes=2:scenecut=0"}
-	av1      = []string{"-c:v", "libsvtav1", "-preset", "12", "-g", "25", "-svtav1-params", "lookahead=0"}
-	mjpeg    = []string{"-c:v", "mjpeg", "-pix_fmt", "yuvj420p"}
-	withAAC  = []string{"-map", "1:a", "-c:a", "aac"}
-	withOpus = []string{"-map", "1:a", "-c:a", "libopus"}
-	withG711 = []string{"-map", "1:a", "-ar", "8000", "-c:a", "pcm_mulaw"}
-	withG726 = []string{"-map", "1:a", "-ar", "8000", "-c:a", "g726"}
-)
-
-func args(parts ...[]string) (a []string) {
-	for _, p := range parts {
-		a = append(a, p...)
-	}
-	return a
+	return clips.Encode(t, time.Unix(0, epoch), size, seconds, args...)
 }
 
 // probed is what ffprobe says of a file.
@@ -263,7 +149,7 @@ func split(codec uint32, b []byte) (units [][]byte) {
 
 func joined(ps []packet) (b []byte) {
 	for _, p := range ps {
-		if p.track == VideoTrack {
+		if p.Track == VideoTrack {
 			b = append(b, p.Data...)
 		}
 	}

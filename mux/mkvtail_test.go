@@ -13,6 +13,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 )
 
 // counted counts what is read.
@@ -30,19 +31,19 @@ func (c *counted) ReadAt(b []byte, at int64) (int, error) {
 // unfinishedMKV is what a recorder leaves that is killed: units of the size given, a cluster a second.
 func unfinishedMKV(t *testing.T, seconds, size int, args ...string) []byte {
 	t.Helper()
-	s := clip(t, "320x180", 3, args...)
+	s := clip(t, "320x180", 3, args)
 	path := filepath.Join(t.TempDir(), "x.mkv")
 	out, err := os.Create(path)
 	require.NoError(t, err)
 	defer out.Close()
-	w, err := NewWriter(WriterOptions{Format: MKV, Video: s.video, Audio: s.audio, Key: s.packets[0].Data, Out: out, Seek: true, Start: s.packets[0].DTS})
+	w, err := NewWriter(WriterOptions{Format: MKV, Video: s.Video, Audio: s.Audio, Key: s.Packets[0].Data, Out: out, Seek: true, Start: s.Packets[0].DTS})
 	require.NoError(t, err)
 	filler := slices.Concat([]byte{0, 0, 0, 1, 12}, bytes.Repeat([]byte{0xFF}, size), []byte{0x80})
 	for _, p := range repeat(s, seconds/3, 3*time.Second) {
-		if p.track == VideoTrack {
+		if p.Track == VideoTrack {
 			p.Data = slices.Concat(p.Data, filler)
 		}
-		require.NoError(t, w.Write(p.track, p.Packet))
+		require.NoError(t, w.Write(p.Track, p.Packet))
 	}
 	require.NoError(t, w.Flush())
 	w.Close()
@@ -55,7 +56,7 @@ func unfinishedMKV(t *testing.T, seconds, size int, args ...string) []byte {
 func TestMkvTail(t *testing.T) {
 	testenv.Watchdog(t, 2*time.Minute)
 	testenv.CheckLeaks(t)
-	for name, args := range map[string][]string{"h264": x264, "h264 with sound": args(x264b, withAAC), "h265": x265} {
+	for name, args := range map[string][]string{"h264": clips.X264, "h264 with sound": slices.Concat(clips.X264B, clips.AAC), "h265": clips.X265} {
 		t.Run(name, func(t *testing.T) {
 			b := unfinishedMKV(t, 30, 20_000, args...)
 			for cut := 0; cut < 1_500_000; cut += 97_217 {
@@ -78,7 +79,7 @@ func TestMkvTail(t *testing.T) {
 // What only looks like clusters is left to a reader of the whole file, and is gone through once.
 func TestMkvTailHostile(t *testing.T) {
 	testenv.Watchdog(t, 10*time.Second)
-	good := unfinishedMKV(t, 9, 20_000, x264...)
+	good := unfinishedMKV(t, 9, 20_000, clips.X264...)
 	head := firstCluster(bytes.NewReader(good), int64(len(good)))
 	require.Greater(t, head, int64(100))
 	empty := []byte{0x1F, 0x43, 0xB6, 0x75, 0x83, 0xE7, 0x81, 0x00} // a cluster that has its time and nothing else

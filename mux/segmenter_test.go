@@ -18,6 +18,7 @@ import (
 	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 )
 
 // recording is a Segmenter into a folder, with what it reported.
@@ -35,14 +36,14 @@ func record(t *testing.T, s *stream, f Format, length time.Duration) *recording 
 		Format: f, Length: length,
 		Create: func(start time.Time) (File, error) { return p.Create(start) },
 		Done:   func(s Segment) { r.segments = append(r.segments, s) },
-	}, s.video, s.audio)
+	}, s.Video, s.Audio)
 	return r
 }
 
 func (r *recording) write(t *testing.T, ps []packet) {
 	t.Helper()
 	for _, p := range ps {
-		require.NoError(t, r.Write(p.track, p.Packet))
+		require.NoError(t, r.Write(p.Track, p.Packet))
 	}
 }
 
@@ -70,7 +71,7 @@ func (r *recording) checkSegments(t *testing.T, codec uint32, published []packet
 	}
 	wantVideo, wantAudio := 0, 0
 	for _, p := range published {
-		if p.track == VideoTrack {
+		if p.Track == VideoTrack {
 			wantVideo++
 		} else {
 			wantAudio++
@@ -84,7 +85,7 @@ func (r *recording) checkSegments(t *testing.T, codec uint32, published []packet
 // repeat plays the clip n times, one after the other.
 func repeat(s *stream, n int, length time.Duration) (ps []packet) {
 	for i := range n {
-		ps = append(ps, s.shifted(time.Duration(i)*length)...)
+		ps = append(ps, s.Shifted(time.Duration(i)*length)...)
 	}
 	return ps
 }
@@ -104,21 +105,24 @@ func TestSegments(t *testing.T) {
 	for _, c := range []struct {
 		f    Format
 		args []string
-	}{{FMP4, args(x264b, withAAC)}, {MKV, args(x265, withOpus)}, {TS, args(x264, withAAC)}, {MP4, args(x264, withAAC)}} {
-		s := clip(t, "320x180", 4, c.args...)
+	}{
+		{FMP4, slices.Concat(clips.X264B, clips.AAC)}, {MKV, slices.Concat(clips.X265, clips.Opus)},
+		{TS, slices.Concat(clips.X264, clips.AAC)}, {MP4, slices.Concat(clips.X264, clips.AAC)},
+	} {
+		s := clip(t, "320x180", 4, c.args)
 		var whole []packet // whole GOPs, audio to match
-		for _, p := range s.packets {
-			if p.PTS < epoch+4e9 || p.track == VideoTrack {
+		for _, p := range s.Packets {
+			if p.PTS < epoch+4e9 || p.Track == VideoTrack {
 				whole = append(whole, p)
 			}
 		}
-		s.packets = whole
+		s.Packets = whole
 		ps := repeat(s, 5, 4*time.Second)
 		r := record(t, s, c.f, 5*time.Second)
 		r.write(t, ps)
 		require.NoError(t, r.Close())
 		require.Len(t, r.segments, 4)
-		r.checkSegments(t, s.video.CodecID, ps)
+		r.checkSegments(t, s.Video.CodecID, ps)
 		require.InDelta(t, 20e9, total(r.segments), 45e6)
 		for i, seg := range r.segments {
 			require.Zero(t, seg.Lost)
@@ -143,7 +147,7 @@ func TestSegments(t *testing.T) {
 
 // 25 fps declared, 21 delivered (t5): files end by the clock.
 func TestSlowCamera(t *testing.T) {
-	s := clip(t, "320x180", 4, x264...)
+	s := clip(t, "320x180", 4, clips.X264)
 	ps := repeat(s, 5, 4*time.Second)
 	for i := range ps {
 		ps[i].DTS = epoch + (ps[i].DTS-epoch)*25/21
@@ -152,7 +156,7 @@ func TestSlowCamera(t *testing.T) {
 	r := record(t, s, FMP4, 6*time.Second)
 	r.write(t, ps)
 	require.NoError(t, r.Close())
-	r.checkSegments(t, s.video.CodecID, ps)
+	r.checkSegments(t, s.Video.CodecID, ps)
 	require.InDelta(t, 20e9*25/21, total(r.segments), 50e6)
 	for _, seg := range r.segments[:len(r.segments)-1] {
 		require.InDelta(t, 6e9, seg.Duration(), 1.2e9)
@@ -165,17 +169,17 @@ func TestSlowCamera(t *testing.T) {
 
 // A keyframe every three minutes and files of a minute (f2): all is in the file, and on the disk while it is written.
 func TestLongGOP(t *testing.T) {
-	s := clip(t, "320x180", 2, "-c:v", "libx264", "-preset", "ultrafast", "-g", "1000", "-bf", "0")
+	s := clip(t, "320x180", 2, []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "1000", "-bf", "0"})
 	var ps []packet
 	for i := range 45 { // one keyframe and then only the others, every 4.5 s
-		p := s.packets[min(i, 49)]
+		p := s.Packets[min(i, 49)]
 		p.DTS = epoch + int64(i)*45e8
 		p.PTS = p.DTS
 		ps = append(ps, p)
 	}
 	r := record(t, s, FMP4, time.Minute)
 	for i, p := range ps {
-		require.NoError(t, r.Write(p.track, p.Packet))
+		require.NoError(t, r.Write(p.Track, p.Packet))
 		if i == 30 {
 			written := probe(t, r.seg.Path)
 			require.GreaterOrEqual(t, len(written.Packets), 28)
@@ -189,14 +193,14 @@ func TestLongGOP(t *testing.T) {
 
 // The SPS alternates, same size, other VUI (b1): the recording is not cut, and every file decodes.
 func TestHarmlessSPS(t *testing.T) {
-	a := clip(t, "320x180", 2, x264...)
-	b := clip(t, "320x180", 2, append(args(x264), "-color_primaries", "bt709", "-color_trc", "bt709", "-colorspace", "bt709")...)
-	require.NotEqual(t, a.video.Extradata, b.video.Extradata)
+	a := clip(t, "320x180", 2, clips.X264)
+	b := clip(t, "320x180", 2, clips.X264, []string{"-color_primaries", "bt709", "-color_trc", "bt709", "-colorspace", "bt709"})
+	require.NotEqual(t, a.Video.Extradata, b.Video.Extradata)
 	for _, f := range []Format{FMP4, MP4, MKV, TS} {
 		var ps []packet
 		for i := range 4 {
-			ps = append(ps, a.shifted(time.Duration(i)*4*time.Second)...)
-			ps = append(ps, b.shifted(time.Duration(i)*4*time.Second+2*time.Second)...)
+			ps = append(ps, a.Shifted(time.Duration(i)*4*time.Second)...)
+			ps = append(ps, b.Shifted(time.Duration(i)*4*time.Second+2*time.Second)...)
 		}
 		r := record(t, a, f, time.Minute)
 		r.write(t, ps)
@@ -208,10 +212,10 @@ func TestHarmlessSPS(t *testing.T) {
 
 // The picture size changes at a keyframe (b10): a new file, in which nothing of the old size stands.
 func TestSizeChange(t *testing.T) {
-	a := clip(t, "320x180", 2, x264...)
-	b := clip(t, "640x360", 2, x264...)
-	ps := append(a.shifted(0), b.shifted(2*time.Second)...)
-	ps = append(ps, a.shifted(4*time.Second)...)
+	a := clip(t, "320x180", 2, clips.X264)
+	b := clip(t, "640x360", 2, clips.X264)
+	ps := append(a.Shifted(0), b.Shifted(2*time.Second)...)
+	ps = append(ps, a.Shifted(4*time.Second)...)
 	for _, f := range []Format{FMP4, MKV, TS} {
 		r := record(t, a, f, time.Minute)
 		r.write(t, ps)
@@ -229,14 +233,14 @@ func TestSizeChange(t *testing.T) {
 // Time jumps, marked and not, forth and back, by seconds, hours and a day (t3, t8): a new file at the right wall time, no sample
 // of hours, and the durations are those of the pictures.
 func TestTimeJumps(t *testing.T) {
-	s := clip(t, "320x180", 2, args(x264, withAAC)...)
+	s := clip(t, "320x180", 2, clips.X264, clips.AAC)
 	for _, jump := range []time.Duration{27778 * time.Millisecond, -27778 * time.Millisecond, 8520 * time.Second, 24 * time.Hour, -24 * time.Hour} {
 		for _, marked := range []bool{true, false} {
-			second := s.shifted(2*time.Second + jump)
+			second := s.Shifted(2*time.Second + jump)
 			if marked {
 				second[0].Flags |= media.FlagDiscontinuity
 			}
-			ps := append(s.shifted(0), second...)
+			ps := append(s.Shifted(0), second...)
 			r := record(t, s, FMP4, time.Minute)
 			r.write(t, ps)
 			require.NoError(t, r.Close())
@@ -260,14 +264,14 @@ func TestTimeJumps(t *testing.T) {
 // A camera that is connected again tells a time that goes back: whatever sound is handed over in front of its pictures, or late, a file's own goes
 // forward, each packet in a place of its own.
 func TestSoundGoesBack(t *testing.T) {
-	s := clip(t, "320x180", 2, args(x264, withAAC)...)
-	second := s.shifted(2*time.Second - 600*time.Millisecond)
+	s := clip(t, "320x180", 2, clips.X264, clips.AAC)
+	second := s.Shifted(2*time.Second - 600*time.Millisecond)
 	second[0].Flags |= media.FlagDiscontinuity
-	require.Equal(t, VideoTrack, second[0].track)
-	first := s.shifted(0)
+	require.Equal(t, VideoTrack, second[0].Track)
+	first := s.Shifted(0)
 	var early, pictures []packet // of the second run: sound that is here in front of the first picture
 	for _, p := range second {
-		if p.track == AudioTrack && len(early) < 20 {
+		if p.Track == AudioTrack && len(early) < 20 {
 			early = append(early, p)
 		} else {
 			pictures = append(pictures, p)
@@ -301,8 +305,8 @@ func TestSoundGoesBack(t *testing.T) {
 
 // A gap inside a GOP: what decodes badly is still footage; the next keyframe begins the new file.
 func TestGapInGOP(t *testing.T) {
-	s := clip(t, "320x180", 4, x264...)
-	ps := append(s.shifted(0)[:30], s.shifted(0)[34:]...)
+	s := clip(t, "320x180", 4, clips.X264)
+	ps := append(s.Shifted(0)[:30], s.Shifted(0)[34:]...)
 	ps[30].Flags |= media.FlagDiscontinuity
 	r := record(t, s, MKV, time.Minute)
 	r.write(t, ps)
@@ -314,10 +318,10 @@ func TestGapInGOP(t *testing.T) {
 
 // The file starts at the first keyframe, and audio from then on (t6).
 func TestAudioFirst(t *testing.T) {
-	s := clip(t, "320x180", 4, args(x264, withAAC)...)
+	s := clip(t, "320x180", 4, clips.X264, clips.AAC)
 	var ps []packet
-	for _, p := range s.packets {
-		if p.track == AudioTrack || p.PTS >= epoch+2e9-20e6 { // video from the keyframe at 2 s on
+	for _, p := range s.Packets {
+		if p.Track == AudioTrack || p.PTS >= epoch+2e9-20e6 { // video from the keyframe at 2 s on
 			ps = append(ps, p)
 		}
 	}
@@ -331,9 +335,9 @@ func TestAudioFirst(t *testing.T) {
 	audio, _, _ := p.track(t, "audio")
 	require.InDelta(t, 0, video[0], 0.001)
 	want := 0.0
-	for _, q := range s.of(AudioTrack) {
-		if q.PTS >= s.of(VideoTrack)[50].PTS {
-			want = float64(q.PTS-s.of(VideoTrack)[50].PTS) / 1e9
+	for _, q := range s.Of(AudioTrack) {
+		if q.PTS >= s.Of(VideoTrack)[50].PTS {
+			want = float64(q.PTS-s.Of(VideoTrack)[50].PTS) / 1e9
 			break
 		}
 	}
@@ -342,15 +346,15 @@ func TestAudioFirst(t *testing.T) {
 
 // Audio that appears, changes or goes begins a new file with the next keyframe.
 func TestTracksChange(t *testing.T) {
-	s := clip(t, "320x180", 4, args(x264, withAAC)...)
-	audio := s.audio
-	s.audio = nil
+	s := clip(t, "320x180", 4, clips.X264, clips.AAC)
+	audio := s.Audio
+	s.Audio = nil
 	r := record(t, s, FMP4, time.Minute)
-	for i, p := range s.packets {
-		if i == len(s.packets)/2 {
-			r.SetTracks(s.video, audio)
+	for i, p := range s.Packets {
+		if i == len(s.Packets)/2 {
+			r.SetTracks(s.Video, audio)
 		}
-		require.NoError(t, r.Write(p.track, p.Packet))
+		require.NoError(t, r.Write(p.Track, p.Packet))
 	}
 	require.NoError(t, r.Close())
 	require.Len(t, r.segments, 2)
@@ -378,7 +382,7 @@ func (f fullDisk) Write(b []byte) (int, error) {
 
 // The disk fills up and is freed again (f4): what was written plays, recording goes on by itself, what is missing is counted.
 func TestDiskFull(t *testing.T) {
-	s := clip(t, "320x180", 4, args(x264, withAAC)...)
+	s := clip(t, "320x180", 4, clips.X264, clips.AAC)
 	ps := repeat(s, 8, 4*time.Second)
 	room := int64(240 << 10)
 	r := record(t, s, FMP4, 3*time.Second)
@@ -395,7 +399,7 @@ func TestDiskFull(t *testing.T) {
 		if i == len(ps)*3/4 {
 			room = 1 << 30
 		}
-		if err := r.Write(p.track, p.Packet); err != nil {
+		if err := r.Write(p.Track, p.Packet); err != nil {
 			require.ErrorIs(t, err, syscall.ENOSPC)
 			require.ErrorAs(t, err, new(*WriteError))
 			failures++
@@ -437,7 +441,7 @@ func (f countedSync) Sync() error {
 }
 
 func TestFsync(t *testing.T) {
-	s := clip(t, "320x180", 4, x264...)
+	s := clip(t, "320x180", 4, clips.X264)
 	for policy, want := range map[Fsync][2]int{FsyncNever: {0, 0}, FsyncSegment: {1, 1}, FsyncFragment: {4, 6}, "": {0, 0}} {
 		r := record(t, s, FMP4, 0)
 		n := 0
@@ -450,7 +454,7 @@ func TestFsync(t *testing.T) {
 			}
 			return countedSync{f.(*os.File), &n}, nil
 		}
-		r.write(t, s.packets)
+		r.write(t, s.Packets)
 		require.NoError(t, r.Close())
 		require.GreaterOrEqual(t, n, want[0], string(policy))
 		require.LessOrEqual(t, n, want[1], string(policy))
@@ -460,7 +464,7 @@ func TestFsync(t *testing.T) {
 // The folder is deleted while a file in it is open: that is a failure like a full disk, and a new file begins, not a recording
 // into nothing until the next cut.
 func TestFileDeleted(t *testing.T) {
-	s := clip(t, "320x180", 4, x264...)
+	s := clip(t, "320x180", 4, clips.X264)
 	ps := repeat(s, 4, 4*time.Second)
 	r := record(t, s, FMP4, 0)
 	failures := 0
@@ -468,7 +472,7 @@ func TestFileDeleted(t *testing.T) {
 		if i == 60 {
 			require.NoError(t, os.RemoveAll(filepath.Dir(r.seg.Path)))
 		}
-		if err := r.Write(p.track, p.Packet); err != nil {
+		if err := r.Write(p.Track, p.Packet); err != nil {
 			require.ErrorIs(t, err, os.ErrNotExist)
 			require.ErrorAs(t, err, new(*WriteError))
 			require.ErrorContains(t, err, "deleted")
@@ -489,30 +493,30 @@ func TestFileDeleted(t *testing.T) {
 
 // A keyframe whose parameter sets cannot be read begins no file; the next one does.
 func TestUnreadableKeyframe(t *testing.T) {
-	s := clip(t, "320x180", 4, x264...)
-	broken := s.packets[0].Packet
+	s := clip(t, "320x180", 4, clips.X264)
+	broken := s.Packets[0].Packet
 	broken.Data = []byte{0, 0, 0, 1, 0x67, 0x64, 0, 0, 0, 1, 0x68, 0xEE, 0, 0, 0, 1, 0x65, 0x88, 0x84}
 	broken.DTS -= 40e6
 	broken.PTS -= 40e6
-	s.video.Extradata = nil
+	s.Video.Extradata = nil
 	r := record(t, s, FMP4, time.Minute)
 	err := r.Write(VideoTrack, broken)
 	require.ErrorIs(t, err, ErrNoSize)
 	require.False(t, errors.As(err, new(*WriteError)))
-	r.write(t, s.packets)
+	r.write(t, s.Packets)
 	require.NoError(t, r.Close())
 	require.Len(t, r.segments, 1)
-	r.checkSegments(t, media.H264, s.packets)
+	r.checkSegments(t, media.H264, s.Packets)
 }
 
 func TestOpenFails(t *testing.T) {
-	s := clip(t, "320x180", 2, x264...)
+	s := clip(t, "320x180", 2, clips.X264)
 	r := record(t, s, FMP4, 0)
 	r.o.Create = func(time.Time) (File, error) { return nil, io.ErrClosedPipe }
-	err := r.Write(VideoTrack, s.packets[0].Packet)
+	err := r.Write(VideoTrack, s.Packets[0].Packet)
 	require.ErrorIs(t, err, io.ErrClosedPipe)
 	require.ErrorAs(t, err, new(*WriteError))
-	require.NoError(t, r.Write(VideoTrack, s.packets[0].Packet), "it waits before it tries again")
+	require.NoError(t, r.Write(VideoTrack, s.Packets[0].Packet), "it waits before it tries again")
 	require.NoError(t, r.Close())
 }
 

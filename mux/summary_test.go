@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/internal/testcam"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 )
 
 func summary(t *testing.T, path string) Summary {
@@ -36,17 +38,17 @@ func TestSummarize(t *testing.T) {
 		tick  time.Duration
 		count bool
 	}{
-		{"fmp4", FMP4, args(x264b, withAAC), 12 * time.Microsecond, true},
-		{"fmp4 quicktime", FMP4, args(x264, withG711), 12 * time.Microsecond, true},
-		{"mp4", MP4, args(x265, withAAC), 12 * time.Microsecond, true},
-		{"mp4 quicktime", MP4, args(x264b, withG711), 25 * time.Millisecond, true}, // FFmpeg puts the samples' offset into the first picture
-		{"mkv", MKV, args(x265, withOpus), 2 * time.Millisecond, false},
-		{"mkv without sound", MKV, x264b, 2 * time.Millisecond, false},
-		{"ts", TS, args(x264b, withAAC), 24 * time.Microsecond, false},
-		{"ts h265", TS, x265, 24 * time.Microsecond, false},
+		{"fmp4", FMP4, slices.Concat(clips.X264B, clips.AAC), 12 * time.Microsecond, true},
+		{"fmp4 quicktime", FMP4, slices.Concat(clips.X264, clips.G711), 12 * time.Microsecond, true},
+		{"mp4", MP4, slices.Concat(clips.X265, clips.AAC), 12 * time.Microsecond, true},
+		{"mp4 quicktime", MP4, slices.Concat(clips.X264B, clips.G711), 25 * time.Millisecond, true}, // FFmpeg puts the samples' offset into the first picture
+		{"mkv", MKV, slices.Concat(clips.X265, clips.Opus), 2 * time.Millisecond, false},
+		{"mkv without sound", MKV, clips.X264B, 2 * time.Millisecond, false},
+		{"ts", TS, slices.Concat(clips.X264B, clips.AAC), 24 * time.Microsecond, false},
+		{"ts h265", TS, clips.X265, 24 * time.Microsecond, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := clip(t, "320x180", 3, c.args...)
+			s := clip(t, "320x180", 3, c.args)
 			ps := repeat(s, 2, 3*time.Second)
 			for i := range ps { // not on any tick
 				ps[i].PTS += 123456789
@@ -65,7 +67,7 @@ func TestSummarize(t *testing.T) {
 				require.WithinDuration(t, seg.Start, got.Start.Add(got.Begin), c.tick)
 				require.WithinDuration(t, seg.End, got.Start.Add(got.End), c.tick+map[Format]time.Duration{MKV: 25 * time.Millisecond}[c.f])
 				require.Equal(t, []any{seg.Video, seg.Audio, seg.Width, seg.Height}, []any{got.Video, got.Audio, got.Width, got.Height})
-				require.Equal(t, []any{s.video.CodecID, 320, 180}, []any{got.Video, got.Width, got.Height})
+				require.Equal(t, []any{s.Video.CodecID, 320, 180}, []any{got.Video, got.Width, got.Height})
 				require.Equal(t, seg.Bytes, got.Bytes)
 				if c.count {
 					require.Equal(t, []int{seg.Packets, seg.Keyframes}, []int{got.Packets, got.Keyframes})
@@ -77,15 +79,15 @@ func TestSummarize(t *testing.T) {
 
 // A file that was cut off anywhere tells of what can be played, and is never complete; one without pictures is no recording.
 func TestSummarizeCutOff(t *testing.T) {
-	s := clip(t, "320x180", 3, x264...)
+	s := clip(t, "320x180", 3, clips.X264)
 	for _, f := range []Format{FMP4, MKV} {
 		path := filepath.Join(t.TempDir(), "x"+f.Extension())
 		out, err := os.Create(path)
 		require.NoError(t, err)
-		w, err := NewWriter(WriterOptions{Format: f, Video: s.video, Key: s.packets[0].Data, Out: out, Seek: true, Start: s.packets[0].DTS})
+		w, err := NewWriter(WriterOptions{Format: f, Video: s.Video, Key: s.Packets[0].Data, Out: out, Seek: true, Start: s.Packets[0].DTS})
 		require.NoError(t, err)
-		for _, p := range s.packets {
-			require.NoError(t, w.Write(p.track, p.Packet))
+		for _, p := range s.Packets {
+			require.NoError(t, w.Write(p.Track, p.Packet))
 		}
 		require.NoError(t, w.Flush())
 		w.Close()
@@ -127,9 +129,9 @@ func TestSummarizeCutOff(t *testing.T) {
 // A text that FFmpeg would take for a list of other files, or for an address to listen at, is no recording, whatever it is called.
 func TestListsAreNoRecordings(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
-	s := clip(t, "320x180", 2, x264...)
+	s := clip(t, "320x180", 2, clips.X264)
 	r := record(t, s, TS, time.Hour)
-	r.write(t, s.packets)
+	r.write(t, s.Packets)
 	require.NoError(t, r.Close())
 	other := r.segments[0].Path
 	require.NotZero(t, summary(t, other).Video)
@@ -159,8 +161,8 @@ func TestManyBoxes(t *testing.T) {
 	cancel()
 	_, err = summarizeMP4(ctx, bytes.NewReader(b), int64(len(b)))
 	require.ErrorIs(t, err, context.Canceled)
-	r := record(t, clip(t, "320x180", 2, x264...), MKV, time.Hour)
-	r.write(t, clip(t, "320x180", 2, x264...).packets)
+	r := record(t, clip(t, "320x180", 2, clips.X264), MKV, time.Hour)
+	r.write(t, clip(t, "320x180", 2, clips.X264).Packets)
 	require.NoError(t, r.Close())
 	f, err := os.Open(r.segments[0].Path)
 	require.NoError(t, err)

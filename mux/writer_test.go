@@ -14,6 +14,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 )
 
 func writeFile(t *testing.T, path string, f Format, s *stream, ps []packet, live bool) {
@@ -21,14 +22,14 @@ func writeFile(t *testing.T, path string, f Format, s *stream, ps []packet, live
 	out, err := os.Create(path)
 	require.NoError(t, err)
 	defer out.Close()
-	o := WriterOptions{Format: f, Video: s.video, Audio: s.audio, Key: ps[0].Data, Out: out, Seek: !live, Live: live, Start: ps[0].DTS}
+	o := WriterOptions{Format: f, Video: s.Video, Audio: s.Audio, Key: ps[0].Data, Out: out, Seek: !live, Live: live, Start: ps[0].DTS}
 	w, err := NewWriter(o)
 	require.NoError(t, err)
 	for _, p := range ps {
-		if p.track == AudioTrack && f == AnnexB {
+		if p.Track == AudioTrack && f == AnnexB {
 			continue
 		}
-		require.NoError(t, w.Write(p.track, p.Packet))
+		require.NoError(t, w.Write(p.Track, p.Packet))
 	}
 	_, err = w.Finish(0)
 	require.NoError(t, err)
@@ -44,14 +45,14 @@ func TestFormats(t *testing.T) {
 		args    []string
 		formats []Format
 	}{
-		{"h264+aac", args(x264b, withAAC), []Format{FMP4, MP4, MKV, TS, NUT, AnnexB}},
-		{"h265+opus", args(x265, withOpus), []Format{FMP4, MP4, MKV, TS, NUT, AnnexB}},
-		{"h264+g711", args(x264, withG711), []Format{FMP4, MP4, MKV, NUT}},
-		{"h264+g726", args(x264, withG726), []Format{MKV}},
-		{"mjpeg", mjpeg, []Format{FMP4, MP4, MKV, NUT, AnnexB}},
-		{"av1", av1, []Format{FMP4, MKV, NUT}},
+		{"h264+aac", slices.Concat(clips.X264B, clips.AAC), []Format{FMP4, MP4, MKV, TS, NUT, AnnexB}},
+		{"h265+opus", slices.Concat(clips.X265, clips.Opus), []Format{FMP4, MP4, MKV, TS, NUT, AnnexB}},
+		{"h264+g711", slices.Concat(clips.X264, clips.G711), []Format{FMP4, MP4, MKV, NUT}},
+		{"h264+g726", slices.Concat(clips.X264, clips.G726), []Format{MKV}},
+		{"mjpeg", clips.MJPEG, []Format{FMP4, MP4, MKV, NUT, AnnexB}},
+		{"av1", clips.AV1, []Format{FMP4, MKV, NUT}},
 	} {
-		s := clip(t, "320x180", 3, c.args...)
+		s := clip(t, "320x180", 3, c.args)
 		for _, f := range c.formats {
 			for _, live := range []bool{false, true} {
 				if live && (f == MP4 || c.name == "h264+g711" || c.name == "h265+opus") { // MP4 patches its file; the others cost time alone
@@ -60,18 +61,18 @@ func TestFormats(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s/live=%v", c.name, f, live), func(t *testing.T) {
 					path := filepath.Join(t.TempDir(), "x"+f.Extension())
 					if f == AnnexB {
-						path += map[uint32]string{media.H264: ".h264", media.HEVC: ".hevc", media.MJPEG: ".mjpeg"}[s.video.CodecID]
+						path += map[uint32]string{media.H264: ".h264", media.HEVC: ".hevc", media.MJPEG: ".mjpeg"}[s.Video.CodecID]
 					}
-					writeFile(t, path, f, s, s.packets, live)
+					writeFile(t, path, f, s, s.Packets, live)
 					if f == AnnexB {
 						got, err := os.ReadFile(path)
 						require.NoError(t, err)
-						require.Equal(t, joined(s.packets), got)
+						require.Equal(t, joined(s.Packets), got)
 						return
 					}
 					p := checkPlayable(t, path)
 					checkPackets(t, f, s, &p)
-					require.Equal(t, split(s.video.CodecID, joined(s.packets)), frames(t, path, s.video.CodecID))
+					require.Equal(t, split(s.Video.CodecID, joined(s.Packets)), frames(t, path, s.Video.CodecID))
 				})
 			}
 		}
@@ -85,13 +86,13 @@ func checkPackets(t *testing.T, f Format, s *stream, p *probed) {
 		tick = 0.0001
 	}
 	for track, kind := range []string{"video", "audio"} {
-		want := s.of(track)
+		want := s.Of(track)
 		pts, _, _ := p.track(t, kind)
 		if f == TS && track == AudioTrack { // several frames share a PES packet
 			require.InDelta(t, len(want), len(pts), 2)
 			continue
 		}
-		if f == MP4 && track == AudioTrack && s.audio != nil && s.audio.CodecID == media.PCMMulaw { // read in chunks of any size
+		if f == MP4 && track == AudioTrack && s.Audio != nil && s.Audio.CodecID == media.PCMMulaw { // read in chunks of any size
 			require.NotEmpty(t, pts)
 			continue
 		}
@@ -99,13 +100,13 @@ func checkPackets(t *testing.T, f Format, s *stream, p *probed) {
 		if len(want) == 0 {
 			continue
 		}
-		if track == AudioTrack && (f == MP4 || s.audio.CodecID == media.PCMMulaw && f == FMP4) {
+		if track == AudioTrack && (f == MP4 || s.Audio.CodecID == media.PCMMulaw && f == FMP4) {
 			continue // edit lists and PCM chunks: counted above, the times are those of the samples
 		}
 		videoPTS, _, _ := p.track(t, "video")
-		offset := videoPTS[0] - float64(s.of(VideoTrack)[0].PTS-s.packets[0].DTS)/1e9
+		offset := videoPTS[0] - float64(s.Of(VideoTrack)[0].PTS-s.Packets[0].DTS)/1e9
 		for i, q := range want {
-			require.InDelta(t, float64(q.PTS-s.packets[0].DTS)/1e9+offset, pts[i], tick+0.001, "%s packet %d", kind, i)
+			require.InDelta(t, float64(q.PTS-s.Packets[0].DTS)/1e9+offset, pts[i], tick+0.001, "%s packet %d", kind, i)
 		}
 	}
 }
@@ -114,10 +115,10 @@ func TestTags(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		tag  string
-	}{{x264, "avc1"}, {x265, "hvc1"}} {
-		s := clip(t, "320x180", 3, c.args...)
+	}{{clips.X264, "avc1"}, {clips.X265, "hvc1"}} {
+		s := clip(t, "320x180", 3, c.args)
 		path := filepath.Join(t.TempDir(), "x.mp4")
-		writeFile(t, path, FMP4, s, s.packets, false)
+		writeFile(t, path, FMP4, s, s.Packets, false)
 		p := probe(t, path)
 		require.Equal(t, c.tag, p.Streams[0].Tag)
 		require.Equal(t, []int{320, 180}, []int{p.Streams[0].Width, p.Streams[0].Height})
@@ -126,10 +127,10 @@ func TestTags(t *testing.T) {
 
 // Audio that begins half a second after the video keeps that distance (t6).
 func TestAudioOffset(t *testing.T) {
-	s := clip(t, "320x180", 3, args(x264, withAAC)...)
+	s := clip(t, "320x180", 3, clips.X264, clips.AAC)
 	var ps []packet
-	for _, p := range s.packets {
-		if p.track == VideoTrack || p.PTS >= epoch+5e8 {
+	for _, p := range s.Packets {
+		if p.Track == VideoTrack || p.PTS >= epoch+5e8 {
 			ps = append(ps, p)
 		}
 	}
@@ -149,12 +150,12 @@ func TestAudioOffset(t *testing.T) {
 
 // Pictures stand where they belong, and sound but for its first sample too, however late the sound begins: in a finished mp4 as well.
 func TestLateSound(t *testing.T) {
-	for _, encoder := range [][]string{x264, append(slices.Clone(x264), "-bf", "2")} {
-		s := clip(t, "320x180", 3, args(encoder, withAAC)...)
+	for _, encoder := range [][]string{clips.X264, append(slices.Clone(clips.X264), "-bf", "2")} {
+		s := clip(t, "320x180", 3, encoder, clips.AAC)
 		for _, late := range []time.Duration{0, 15 * time.Millisecond, 500 * time.Millisecond} {
 			var ps []packet
-			for _, p := range s.packets {
-				if p.track == AudioTrack {
+			for _, p := range s.Packets {
+				if p.Track == AudioTrack {
 					p.PTS += int64(late)
 					p.DTS = p.PTS
 				}
@@ -165,7 +166,7 @@ func TestLateSound(t *testing.T) {
 			p := probe(t, path)
 			video, _, _ := p.track(t, "video")
 			audio, _, _ := p.track(t, "audio")
-			pictures, sound := s.of(VideoTrack), s.of(AudioTrack)
+			pictures, sound := s.Of(VideoTrack), s.Of(AudioTrack)
 			require.Len(t, video, len(pictures))
 			require.Len(t, audio, len(sound))
 			for i := range pictures {
@@ -181,7 +182,7 @@ func TestLateSound(t *testing.T) {
 // A file cut off anywhere plays up to the last whole fragment (f3).
 func TestTornFile(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	s := clip(t, "320x180", 6, args(x264b, withAAC)...)
+	s := clip(t, "320x180", 6, clips.X264B, clips.AAC)
 	ffmpeg := testenv.NeedTool(t, "ffmpeg")
 	for _, f := range []Format{FMP4, MP4, MKV, TS} {
 		path := filepath.Join(t.TempDir(), "x"+f.Extension())
@@ -189,18 +190,18 @@ func TestTornFile(t *testing.T) {
 		require.NoError(t, err)
 		var whole int64 // after the last flush
 		flushes := 0
-		w, err := NewWriter(WriterOptions{Format: f, Video: s.video, Audio: s.audio, Key: s.packets[0].Data, Out: out, Seek: true,
-			Start: s.packets[0].DTS, OnFlush: func() error { flushes++; whole, err = out.Seek(0, 1); return err }})
+		w, err := NewWriter(WriterOptions{Format: f, Video: s.Video, Audio: s.Audio, Key: s.Packets[0].Data, Out: out, Seek: true,
+			Start: s.Packets[0].DTS, OnFlush: func() error { flushes++; whole, err = out.Seek(0, 1); return err }})
 		require.NoError(t, err)
 		videoAtFlush := 0
 		video := 0
-		for _, p := range s.packets {
+		for _, p := range s.Packets {
 			before := flushes
-			require.NoError(t, w.Write(p.track, p.Packet))
+			require.NoError(t, w.Write(p.Track, p.Packet))
 			if flushes > before {
 				videoAtFlush = video - 1 // the newest waits for its duration, and this one began the next fragment
 			}
-			if p.track == VideoTrack {
+			if p.Track == VideoTrack {
 				video++
 			}
 		}
@@ -229,8 +230,8 @@ func TestTornFile(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	s := clip(t, "320x180", 3, mjpeg...)
-	_, err := NewWriter(WriterOptions{Format: TS, Video: s.video, Key: s.packets[0].Data, Out: &bytes.Buffer{}})
+	s := clip(t, "320x180", 3, clips.MJPEG)
+	_, err := NewWriter(WriterOptions{Format: TS, Video: s.Video, Key: s.Packets[0].Data, Out: &bytes.Buffer{}})
 	require.ErrorContains(t, err, "cannot hold")
 	require.Error(t, HoldsAudio(TS, media.PCMAlaw))
 	require.Error(t, HoldsAudio(FMP4, media.G726))

@@ -1,7 +1,6 @@
 package recordings
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -10,123 +9,35 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 	"github.com/cfpipe/cfpipe/mux"
 )
 
 // epoch is when everything in these tests begins; it stands on no tick of any container.
 var epoch = time.Date(2026, 5, 4, 12, 0, 0, 123456789, time.UTC)
 
-// packet is an access unit or a frame of sound, as a ring had it.
-type packet struct {
-	track int
-	media.Packet
-}
+type packet = clips.Packet
 
-// stream is what a camera has sent: a clip of whole GOPs, played over and over.
-type stream struct {
-	video   media.Track
-	audio   *media.Track
-	packets []packet
-}
-
-func (s *stream) Tracks(tracks []media.Track) error {
-	for _, t := range tracks {
-		if t.Kind == media.Video {
-			s.video = t
-		} else {
-			s.audio = &t
-		}
-	}
-	return nil
-}
-
-func (s *stream) Packet(i int, p media.Packet) error {
-	p.Data = bytes.Clone(p.Data)
-	track := mux.VideoTrack
-	if s.audio != nil && i == 1 {
-		track = mux.AudioTrack
-	}
-	s.packets = append(s.packets, packet{track, p})
-	return nil
-}
-
-var clips struct {
-	sync.Mutex
-	m map[string]*stream
-}
-
-var (
-	x264     = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "0", "-x264-params", "scenecut=0"}
-	x264b    = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "2", "-x264-params", "scenecut=0"}
-	x265     = []string{"-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:info=0:keyint=25:bframes=2:scenecut=0"}
-	withAAC  = []string{"-map", "1:a", "-c:a", "aac"}
-	withG711 = []string{"-map", "1:a", "-ar", "8000", "-c:a", "pcm_mulaw"}
-)
-
-func args(parts ...[]string) (a []string) {
-	for _, p := range parts {
-		a = append(a, p...)
-	}
-	return a
-}
+// stream is what a camera has sent.
+type stream struct{ *clips.Stream }
 
 // camera encodes (once) some seconds, a keyframe each second.
-func camera(t *testing.T, size string, seconds int, arg ...string) *stream {
+func camera(t *testing.T, size string, seconds int, args ...[]string) *stream {
 	t.Helper()
-	clips.Lock()
-	defer clips.Unlock()
-	name := fmt.Sprint(size, seconds, arg)
-	if s, ok := clips.m[name]; ok {
-		return s
-	}
-	file := filepath.Join(t.TempDir(), "clip.mkv")
-	a := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc=rate=25:size=" + size, "-f", "lavfi", "-i", "sine=frequency=440:sample_rate=48000",
-		"-t", fmt.Sprint(seconds), "-pix_fmt", "yuv420p", "-map", "0:v"}, arg...)
-	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), append(a, file)...).CombinedOutput()
-	require.NoError(t, err, string(out))
-	s := &stream{}
-	require.NoError(t, av.NewInput(av.InputOptions{URL: file}).Run(t.Context(), s))
-	var zero int64
-	for _, p := range s.packets {
-		if p.track == mux.VideoTrack {
-			zero = p.DTS
-			break
-		}
-	}
-	kept := s.packets[:0]
-	var first int64
-	for _, p := range s.packets {
-		if p.track == mux.VideoTrack && first == 0 {
-			first = p.PTS
-		}
-		if first == 0 || p.PTS < first {
-			continue
-		}
-		p.PTS += epoch.UnixNano() - zero
-		p.DTS += epoch.UnixNano() - zero
-		kept = append(kept, p)
-	}
-	s.packets = kept
-	if clips.m == nil {
-		clips.m = map[string]*stream{}
-	}
-	clips.m[name] = s
-	return s
+	return &stream{clips.Encode(t, epoch, size, seconds, args...)}
 }
 
 // between are the packets whose DTS lies in a span of seconds since the beginning.
 func (s *stream) between(from, to float64) (ps []packet) {
-	for _, p := range s.packets {
+	for _, p := range s.Packets {
 		if at := time.Duration(p.DTS - epoch.UnixNano()).Seconds(); at >= from-0.001 && at < to-0.001 {
 			ps = append(ps, p)
 		}
@@ -144,9 +55,9 @@ func (s *stream) record(t *testing.T, dir, key string, f mux.Format, length time
 		Format: f, Title: key, Length: length,
 		Create: func(start time.Time) (mux.File, error) { return p.Create(start) },
 		Done:   func(s mux.Segment) { files = append(files, FileOf(key, s)) },
-	}, s.video, s.audio)
+	}, s.Video, s.Audio)
 	for _, p := range ps {
-		require.NoError(t, g.Write(p.track, p.Packet))
+		require.NoError(t, g.Write(p.Track, p.Packet))
 	}
 	require.NoError(t, g.Close())
 	return files
@@ -175,7 +86,7 @@ type moment struct {
 
 func moments(codec uint32, track int, ps []packet) (list []moment) {
 	for _, p := range ps {
-		if p.track == track {
+		if p.Track == track {
 			list = append(list, moment{digest(codec, p.Data), p.PTS})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 	"github.com/cfpipe/cfpipe/mux"
 )
 
@@ -18,7 +19,7 @@ import (
 func TestCutIsReadOnce(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	testenv.CheckLeaks(t)
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.db")
 	out, err := mux.ParsePattern(filepath.Join(dir, "%{key}-%H-%M-%S.mkv"), "door")
@@ -30,11 +31,11 @@ func TestCutIsReadOnce(t *testing.T) {
 		t.Helper()
 		f, err := out.Create(start)
 		require.NoError(t, err)
-		m, err := mux.NewWriter(mux.WriterOptions{Format: mux.MKV, Video: s.video, Key: s.packets[0].Data, Out: f, Seek: true, Start: s.packets[0].DTS, Title: "door"})
+		m, err := mux.NewWriter(mux.WriterOptions{Format: mux.MKV, Video: s.Video, Key: s.Packets[0].Data, Out: f, Seek: true, Start: s.Packets[0].DTS, Title: "door"})
 		require.NoError(t, err)
-		for _, p := range s.packets {
-			if p.track == mux.VideoTrack {
-				require.NoError(t, m.Write(p.track, p.Packet))
+		for _, p := range s.Packets {
+			if p.Track == mux.VideoTrack {
+				require.NoError(t, m.Write(p.Track, p.Packet))
 			}
 		}
 		require.NoError(t, m.Flush())

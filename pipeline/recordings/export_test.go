@@ -6,12 +6,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 	"github.com/cfpipe/cfpipe/mux"
 )
 
@@ -30,40 +32,40 @@ func TestExport(t *testing.T) {
 		from mux.Format
 		to   []mux.Format
 	}{
-		{"h264 with B pictures, AAC, fmp4", args(x264b, withAAC), mux.FMP4, []mux.Format{mux.FMP4, mux.MP4, mux.MKV, mux.TS}},
-		{"h265 with B pictures, AAC, fmp4", args(x265, withAAC), mux.FMP4, []mux.Format{mux.FMP4, mux.MKV, mux.TS}},
-		{"h264, G.711, fmp4", args(x264, withG711), mux.FMP4, []mux.Format{mux.FMP4, mux.MKV}},
-		{"h264 with B pictures, AAC, mkv", args(x264b, withAAC), mux.MKV, []mux.Format{mux.FMP4, mux.MKV}},
-		{"h264 with B pictures, AAC, ts", args(x264b, withAAC), mux.TS, []mux.Format{mux.FMP4, mux.TS}},
-		{"h265, mp4", x265, mux.MP4, []mux.Format{mux.FMP4}},
+		{"h264 with B pictures, AAC, fmp4", slices.Concat(clips.X264B, clips.AAC), mux.FMP4, []mux.Format{mux.FMP4, mux.MP4, mux.MKV, mux.TS}},
+		{"h265 with B pictures, AAC, fmp4", slices.Concat(clips.X265, clips.AAC), mux.FMP4, []mux.Format{mux.FMP4, mux.MKV, mux.TS}},
+		{"h264, G.711, fmp4", slices.Concat(clips.X264, clips.G711), mux.FMP4, []mux.Format{mux.FMP4, mux.MKV}},
+		{"h264 with B pictures, AAC, mkv", slices.Concat(clips.X264B, clips.AAC), mux.MKV, []mux.Format{mux.FMP4, mux.MKV}},
+		{"h264 with B pictures, AAC, ts", slices.Concat(clips.X264B, clips.AAC), mux.TS, []mux.Format{mux.FMP4, mux.TS}},
+		{"h265, mp4", clips.X265, mux.MP4, []mux.Format{mux.FMP4}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := camera(t, "320x180", 10, c.arg...)
+			s := camera(t, "320x180", 10, c.arg)
 			dir := t.TempDir()
-			files := s.record(t, dir, "door", c.from, 3*time.Second, s.packets)
+			files := s.record(t, dir, "door", c.from, 3*time.Second, s.Packets)
 			require.Len(t, files, 4)
 			tick := ticks[c.from]
 			for _, f := range c.to {
 				path := filepath.Join(dir, "out"+string(f)+f.Extension())
 				// 2.5 s lies in the GOP that begins at 2 s (and at 2.08 s where pictures are reordered).
-				lead := float64(s.packets[0].PTS-s.packets[0].DTS) / 1e9
+				lead := float64(s.Packets[0].PTS-s.Packets[0].DTS) / 1e9
 				done, err := ExportFile(t.Context(), path, false, ExportOptions{Files: files, From: at(lead + 2.5), To: at(7.2), Format: f})
 				require.NoError(t, err)
 				require.Empty(t, done.Gaps)
-				want := moments(s.video.CodecID, mux.VideoTrack, s.between(2, 7.2))
+				want := moments(s.Video.CodecID, mux.VideoTrack, s.between(2, 7.2))
 				requireSame(t, want, readBack(t, path, mux.VideoTrack), max(tick, ticks[f]), string(f))
 				require.Equal(t, len(want), done.Packets)
 				plays(t, path)
-				if s.audio != nil {
+				if s.Audio != nil {
 					sound := readBack(t, path, mux.AudioTrack)
 					require.NotEmpty(t, sound)
 					if f != mux.MP4 { // it lengthens the first frame of a track that begins late
 						require.InDelta(t, at(lead+2).UnixNano(), sound[0].PTS, 40e6)
 					}
 					require.InDelta(t, at(7.2).UnixNano(), sound[len(sound)-1].PTS, 140e6)
-					if s.audio.CodecID != 65542 { // the frames of G.711 are cut anew by MP4
+					if s.Audio.CodecID != 65542 { // the frames of G.711 are cut anew by MP4
 						var all []moment
-						for _, m := range moments(s.audio.CodecID, mux.AudioTrack, s.packets) {
+						for _, m := range moments(s.Audio.CodecID, mux.AudioTrack, s.Packets) {
 							if m.PTS >= sound[0].PTS-int64(2*time.Millisecond) && m.PTS <= sound[len(sound)-1].PTS+int64(2*time.Millisecond) {
 								all = append(all, m)
 							}
@@ -88,8 +90,8 @@ func TestExport(t *testing.T) {
 func TestExportOverlap(t *testing.T) {
 	testenv.Watchdog(t, 2*time.Minute)
 	for _, f := range []mux.Format{mux.FMP4, mux.MKV, mux.TS} {
-		for _, arg := range [][]string{args(x264b, withAAC), args(x265, withAAC)} {
-			s := camera(t, "320x180", 10, arg...)
+		for _, arg := range [][]string{slices.Concat(clips.X264B, clips.AAC), slices.Concat(clips.X265, clips.AAC)} {
+			s := camera(t, "320x180", 10, arg)
 			dir := t.TempDir()
 			files := s.record(t, dir, "door", f, 4*time.Second, s.between(0, 5.48)) // it ends in the middle of a GOP
 			files = append(files, s.record(t, filepath.Join(dir, "b"), "door", f, 4*time.Second, s.between(3, 99))...)
@@ -101,8 +103,8 @@ func TestExportOverlap(t *testing.T) {
 			require.Equal(t, []Gap{{From: at(-10).UTC(), To: done.Start}, {From: done.End, To: at(20).UTC()}}, done.Gaps, "at the ends alone")
 			path := filepath.Join(dir, "out"+f.Extension())
 			require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
-			requireSame(t, moments(s.video.CodecID, mux.VideoTrack, s.packets), readBack(t, path, mux.VideoTrack), 2*ticks[f], string(f))
-			requireSame(t, moments(s.audio.CodecID, mux.AudioTrack, s.packets), readBack(t, path, mux.AudioTrack), 2*time.Millisecond, "sound in "+string(f))
+			requireSame(t, moments(s.Video.CodecID, mux.VideoTrack, s.Packets), readBack(t, path, mux.VideoTrack), 2*ticks[f], string(f))
+			requireSame(t, moments(s.Audio.CodecID, mux.AudioTrack, s.Packets), readBack(t, path, mux.AudioTrack), 2*time.Millisecond, "sound in "+string(f))
 			plays(t, path)
 		}
 	}
@@ -111,7 +113,7 @@ func TestExportOverlap(t *testing.T) {
 // The files of a camera that was connected again, and tells an earlier time then, overlap with other pictures in them: all of the time is in the
 // export, because it goes over to the second at a keyframe in the overlap.
 func TestExportReconnect(t *testing.T) {
-	a, b := camera(t, "320x180", 10, args(x264b, withAAC)...), camera(t, "320x180", 10, args(x264, withAAC)...)
+	a, b := camera(t, "320x180", 10, clips.X264B, clips.AAC), camera(t, "320x180", 10, clips.X264, clips.AAC)
 	for _, f := range []mux.Format{mux.FMP4, mux.MKV, mux.TS} {
 		dir := t.TempDir()
 		files := a.record(t, dir, "door", f, 3*time.Second, a.between(0, 5.48))
@@ -121,7 +123,7 @@ func TestExportReconnect(t *testing.T) {
 		done, err := ExportFile(t.Context(), path, false, ExportOptions{Files: files, From: at(1.1), To: at(9), Format: f})
 		require.NoError(t, err)
 		require.Empty(t, done.Gaps)
-		want := moments(a.video.CodecID, mux.VideoTrack, append(a.between(1, 5), b.between(5, 9)...))
+		want := moments(a.Video.CodecID, mux.VideoTrack, append(a.between(1, 5), b.between(5, 9)...))
 		requireSame(t, want, readBack(t, path, mux.VideoTrack), 2*ticks[f], string(f))
 		sound := readBack(t, path, mux.AudioTrack)
 		for i := range sound[1:] {
@@ -142,7 +144,7 @@ func TestGapSplit(t *testing.T) {
 
 // A gap stays a gap: time goes on, it is told of, and what follows begins with a keyframe.
 func TestExportGap(t *testing.T) {
-	s := camera(t, "320x180", 10, args(x264b, withAAC)...)
+	s := camera(t, "320x180", 10, clips.X264B, clips.AAC)
 	for _, f := range []mux.Format{mux.FMP4, mux.MKV, mux.TS} {
 		dir := t.TempDir()
 		files := s.record(t, dir, "door", mux.FMP4, time.Minute, s.between(0, 3.4))
@@ -154,13 +156,13 @@ func TestExportGap(t *testing.T) {
 		require.Len(t, done.Gaps, 1)
 		require.Equal(t, Gaps(files), done.Gaps)
 		require.InDelta(t, at(7.08).UnixNano(), done.Gaps[0].To.UnixNano(), 1e6)
-		want := moments(s.video.CodecID, mux.VideoTrack, append(s.between(0, 3.4), s.between(7, 9)...))
+		want := moments(s.Video.CodecID, mux.VideoTrack, append(s.between(0, 3.4), s.between(7, 9)...))
 		requireSame(t, want, readBack(t, path, mux.VideoTrack), ticks[f], string(f))
 
 		// A span that begins in the gap begins with what comes after it; one that lies in it has nothing.
 		_, err = ExportFile(t.Context(), path, true, ExportOptions{Files: files, From: at(5), To: at(8), Format: f})
 		require.NoError(t, err)
-		requireSame(t, moments(s.video.CodecID, mux.VideoTrack, s.between(7, 8)), readBack(t, path, mux.VideoTrack), ticks[f], string(f))
+		requireSame(t, moments(s.Video.CodecID, mux.VideoTrack, s.between(7, 8)), readBack(t, path, mux.VideoTrack), ticks[f], string(f))
 		_, err = ExportFile(t.Context(), filepath.Join(dir, "none.mp4"), false, ExportOptions{Files: files, From: at(4), To: at(6)})
 		require.ErrorIs(t, err, ErrNothing)
 		require.ErrorIs(t, err, os.ErrNotExist)
@@ -171,8 +173,8 @@ func TestExportGap(t *testing.T) {
 
 // Another size in the middle is an error that says when, before anything is written; both sides of it can be exported.
 func TestExportChange(t *testing.T) {
-	a, b := camera(t, "320x180", 10, x264...), camera(t, "160x90", 10, x264...)
-	c := camera(t, "320x180", 10, args(x265, withAAC)...)
+	a, b := camera(t, "320x180", 10, clips.X264), camera(t, "160x90", 10, clips.X264)
+	c := camera(t, "320x180", 10, clips.X265, clips.AAC)
 	dir := t.TempDir()
 	for _, other := range []*stream{b, c} {
 		files := a.record(t, dir, "door", mux.FMP4, time.Minute, a.between(0, 4))
@@ -210,9 +212,9 @@ func requireNoPart(t *testing.T, dir string) {
 // Exports into one file at once touch neither each other nor a file of the user: the first that is complete makes it, the others fail unless
 // they replace it by force.
 func TestExportIntoOneFile(t *testing.T) {
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
-	files := s.record(t, dir, "door", mux.FMP4, 3*time.Second, s.packets)
+	files := s.record(t, dir, "door", mux.FMP4, 3*time.Second, s.Packets)
 	path := filepath.Join(dir, "out.mp4")
 	own := path + ".part"
 	require.NoError(t, os.WriteFile(own, []byte("precious"), 0o600))
@@ -226,12 +228,12 @@ func TestExportIntoOneFile(t *testing.T) {
 			require.NoError(t, err)
 			inner, err = os.ReadFile(path)
 			require.NoError(t, err)
-			requireSame(t, moments(s.video.CodecID, mux.VideoTrack, s.between(2, 4)), readBack(t, path, mux.VideoTrack), ticks[mux.FMP4], "inner")
+			requireSame(t, moments(s.Video.CodecID, mux.VideoTrack, s.between(2, 4)), readBack(t, path, mux.VideoTrack), ticks[mux.FMP4], "inner")
 		}}
 		_, err := ExportFile(t.Context(), path, force, o)
 		if force {
 			require.NoError(t, err)
-			requireSame(t, moments(s.video.CodecID, mux.VideoTrack, s.packets), readBack(t, path, mux.VideoTrack), ticks[mux.FMP4], "outer")
+			requireSame(t, moments(s.Video.CodecID, mux.VideoTrack, s.Packets), readBack(t, path, mux.VideoTrack), ticks[mux.FMP4], "outer")
 		} else {
 			require.ErrorIs(t, err, ErrExists)
 			left, err := os.ReadFile(path)
@@ -249,9 +251,9 @@ func TestExportIntoOneFile(t *testing.T) {
 
 // What exists is not replaced, and a cancelled or failed export leaves nothing.
 func TestExportFile(t *testing.T) {
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
-	files := s.record(t, dir, "door", mux.FMP4, 3*time.Second, s.packets)
+	files := s.record(t, dir, "door", mux.FMP4, 3*time.Second, s.Packets)
 	path := filepath.Join(dir, "out.mp4")
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	o := ExportOptions{Files: files, From: at(0), To: at(10)}
@@ -283,9 +285,9 @@ func (failing) Write([]byte) (int, error) { return 0, errFull }
 
 // A file that was cut off, by kill -9 or by a loss of power, is exported as far as it goes.
 func TestExportCutOff(t *testing.T) {
-	s := camera(t, "320x180", 10, args(x264b, withAAC)...)
+	s := camera(t, "320x180", 10, clips.X264B, clips.AAC)
 	dir := t.TempDir()
-	files := s.record(t, dir, "door", mux.FMP4, 4*time.Second, s.packets)
+	files := s.record(t, dir, "door", mux.FMP4, 4*time.Second, s.Packets)
 	require.Len(t, files, 3)
 	info, err := os.Stat(files[1].Path)
 	require.NoError(t, err)
@@ -307,7 +309,7 @@ func TestExportCutOff(t *testing.T) {
 	got := readBack(t, path, mux.VideoTrack)
 	require.GreaterOrEqual(t, int64(len(got)), found[0].Packets+found[1].Packets+found[2].Packets)
 	want := map[string]bool{}
-	for _, m := range moments(s.video.CodecID, mux.VideoTrack, s.packets) {
+	for _, m := range moments(s.Video.CodecID, mux.VideoTrack, s.Packets) {
 		want[m.Sum] = true
 	}
 	require.EqualValues(t, done.Packets, len(got))

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 	"github.com/cfpipe/cfpipe/mux"
 )
 
@@ -121,7 +122,7 @@ func TestIndexStaysLocked(t *testing.T) {
 // an error, and does not crash.
 func TestIndexCutOff(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	cut := func(suffix string, size int64) func(path string) error {
 		return func(path string) error { return os.Truncate(path+suffix, size) }
 	}
@@ -143,7 +144,7 @@ func TestIndexCutOff(t *testing.T) {
 			w := NewWriter(WriterOptions{Path: path, Places: []Place{place}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			stop := run(t, w)
 			<-w.Ready()
-			want := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
+			want := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.Packets)
 			for _, f := range want[1:] {
 				w.Finished(f)
 			}
@@ -201,13 +202,13 @@ func TestNewestAside(t *testing.T) {
 // Rows are believed no further than the folders of the recordings: not those of other files, nor through a link that leads out.
 func TestRowsOutside(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir, outside := t.TempDir(), t.TempDir()
 	path := filepath.Join(dir, "index.db")
 	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
 	require.NoError(t, err)
-	mine := s.record(t, dir, "door", mux.FMP4, time.Hour, s.packets)
-	foreign := s.record(t, outside, "door", mux.FMP4, time.Hour, s.packets)[0]
+	mine := s.record(t, dir, "door", mux.FMP4, time.Hour, s.Packets)
+	foreign := s.record(t, outside, "door", mux.FMP4, time.Hour, s.Packets)[0]
 	x, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	linked := foreign

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 	"github.com/cfpipe/cfpipe/mux"
 )
 
@@ -73,7 +74,7 @@ func requireFiles(t *testing.T, want, got []File, tick time.Duration, exact bool
 func TestIndex(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	testenv.CheckLeaks(t)
-	s := camera(t, "320x180", 10, args(x264b, withAAC)...)
+	s := camera(t, "320x180", 10, clips.X264B, clips.AAC)
 	for _, f := range []mux.Format{mux.FMP4, mux.MP4, mux.MKV, mux.TS} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "index.db")
@@ -86,7 +87,7 @@ func TestIndex(t *testing.T) {
 		w := NewWriter(WriterOptions{Path: path, Places: places})
 		stop := run(t, w)
 		<-w.Ready()
-		want := s.record(t, dir, "door", f, 3*time.Second, s.packets)
+		want := s.record(t, dir, "door", f, 3*time.Second, s.Packets)
 		want = append(want, s.record(t, dir, "yard", f, 4*time.Second, s.between(0, 5))...)
 		for _, f := range want {
 			w.Started(f.Key, f.Path, f.Start, f.Cause)
@@ -146,16 +147,16 @@ func stripped(got, want []File) []File {
 // is no recording is left out; links are not followed.
 func TestReconcile(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.db")
 	door, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
 	require.NoError(t, err)
 	yard, err := PlaceOf("yard", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
 	require.NoError(t, err)
-	files := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
+	files := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.Packets)
 	require.Len(t, files, 5)
-	s.record(t, dir, "yard", mux.FMP4, time.Minute, s.packets)
+	s.record(t, dir, "yard", mux.FMP4, time.Minute, s.Packets)
 	day := filepath.Dir(files[0].Path)
 	require.NoError(t, os.WriteFile(filepath.Join(day, "10-00-00.mp4"), []byte("no recording at all"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(day, "notes.mp4"), []byte("a note"), 0o600))
@@ -187,12 +188,12 @@ func TestReconcile(t *testing.T) {
 // rebuilt makes the recordings of a place and their index.
 func rebuilt(t *testing.T) (path string, place Place, want []File, index []byte) {
 	t.Helper()
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
 	path = filepath.Join(dir, "index.db")
 	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
 	require.NoError(t, err)
-	want = s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
+	want = s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.Packets)
 	_, err = Rebuild(t.Context(), path, []Place{place}, slog.New(slog.DiscardHandler), nil)
 	require.NoError(t, err)
 	index, err = os.ReadFile(path)
@@ -259,7 +260,7 @@ func TestDamagedIndex(t *testing.T) {
 func TestIndexGone(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	testenv.CheckLeaks(t)
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.db")
 	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
@@ -267,7 +268,7 @@ func TestIndexGone(t *testing.T) {
 	w := NewWriter(WriterOptions{Path: path, Places: []Place{place}})
 	stop := run(t, w)
 	<-w.Ready()
-	files := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
+	files := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.Packets)
 	for _, f := range files[:3] {
 		w.Finished(f)
 	}
@@ -297,7 +298,7 @@ func hasFiles(path string, n int) error {
 // An index that hangs holds up nobody who reports, however much; what was dropped is found again in the files.
 func TestSlowIndex(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.db")
 	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%Y-%m-%d", "%H-%M-%S.mp4"))
@@ -306,7 +307,7 @@ func TestSlowIndex(t *testing.T) {
 	hang := make(chan struct{})
 	w.delay = func() { <-hang }
 	stop := run(t, w)
-	files := s.record(t, dir, "door", mux.FMP4, time.Second, s.packets)
+	files := s.record(t, dir, "door", mux.FMP4, time.Second, s.Packets)
 	require.Len(t, files, 10)
 	begun := time.Now()
 	for range 100 * maxQueue / len(files) {
@@ -371,13 +372,13 @@ func TestIndexWithoutRights(t *testing.T) {
 // Retention: a file that was removed leaves the index with its row.
 func TestRemoved(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.db")
 	w := NewWriter(WriterOptions{Path: path})
 	stop := run(t, w)
 	<-w.Ready()
-	files := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.packets)
+	files := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.Packets)
 	for _, f := range files {
 		w.Finished(f)
 	}

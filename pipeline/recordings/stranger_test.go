@@ -8,12 +8,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 	"github.com/cfpipe/cfpipe/mux"
 )
 
 // A file from elsewhere whose title is no key is of the key that its folder names.
 func TestTitleThatIsNoKey(t *testing.T) {
-	s := camera(t, "320x180", 10, x264...)
+	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "door"), 0o700))
 	n := 0
@@ -23,9 +24,9 @@ func TestTitleThatIsNoKey(t *testing.T) {
 			n++
 			return os.Create(filepath.Join(dir, "door", "x.mp4"))
 		},
-	}, s.video, s.audio)
-	for _, p := range s.packets {
-		require.NoError(t, g.Write(p.track, p.Packet))
+	}, s.Video, s.Audio)
+	for _, p := range s.Packets {
+		require.NoError(t, g.Write(p.Track, p.Packet))
 	}
 	require.NoError(t, g.Close())
 	require.Equal(t, 1, n)

@@ -1,4 +1,5 @@
-// Package clips reads the packets of files that tests have made. It stands apart from testenv, which packages without FFmpeg import.
+// Package clips has streams of packets for tests: those of files that they have made, and encoded ones. It stands apart from testenv, which packages
+// without FFmpeg import.
 package clips
 
 import (
