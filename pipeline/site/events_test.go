@@ -133,8 +133,8 @@ cameras:
 	_, _, body := request(t, addr, "GET", "/metrics", "Bearer "+testToken)
 	values := metricValues(t, string(body))
 	for name, atLeast := range map[string]float64{
-		`cfpipe_events_total{key="B"}`: 1, `cfpipe_event_active{key="B"}`: 0, `cfpipe_event_packets_total{key="A"}`: 50, `cfpipe_event_files_total{key="A"}`: 1,
-		`cfpipe_event_recordings_files{key="A"}`: 0, `cfpipe_record_packets_total{key="A"}`: 75, `cfpipe_stage_up{key="A",kind="events"}`: 1,
+		`cfpipe_events_total{key="B"}`: 1, `cfpipe_event_active{key="B"}`: 0, `cfpipe_record_packets_total{key="A",recording="event"}`: 50, `cfpipe_record_files_total{key="A",recording="event"}`: 1,
+		`cfpipe_recordings_files{key="A",recording="event"}`: 0, `cfpipe_record_packets_total{key="A",recording="continuous"}`: 75, `cfpipe_stage_up{key="A",kind="events"}`: 1,
 	} {
 		v, ok := values[strings.NewReplacer("A\"", h.key("a")+"\"", "B\"", h.key("b")+"\"").Replace(name)]
 		require.True(t, ok, name)

@@ -153,9 +153,9 @@ cameras:
 		`cfpipe_ingest_reconnects_total{key="A"}`: 0, `cfpipe_ingest_last_packet_age_seconds{key="A",track="video"}`: 0,
 		`cfpipe_stage_up{key="A",kind="record"}`: 1, `cfpipe_publisher_packets_per_second{key="A"}`: 10, `cfpipe_publisher_readers{key="A"}`: 1,
 		`cfpipe_reader_lag_packets{bit="0",key="A",reader="record"}`: 0, `cfpipe_reader_lag_ratio{bit="0",key="A",reader="record"}`: 0,
-		`cfpipe_record_packets_total{key="A"}`: 60, `cfpipe_record_bytes_total{key="A"}`: 10_000, `cfpipe_record_lost_total{key="A"}`: 0,
-		`cfpipe_record_fsyncs_total{key="A"}`: 1, `cfpipe_record_fsync_seconds_total{key="A"}`: 0, `cfpipe_record_write_seconds_total{key="A"}`: 0,
-		`cfpipe_record_free_bytes{key="A"}`: 1, `cfpipe_recordings_files{key="A"}`: 0, `cfpipe_site_reload_ok`: 1,
+		`cfpipe_record_packets_total{key="A",recording="continuous"}`: 60, `cfpipe_record_bytes_total{key="A",recording="continuous"}`: 10_000, `cfpipe_record_lost_total{key="A",recording="continuous"}`: 0,
+		`cfpipe_record_fsyncs_total{key="A",recording="continuous"}`: 1, `cfpipe_record_fsync_seconds_total{key="A",recording="continuous"}`: 0, `cfpipe_record_write_seconds_total{key="A",recording="continuous"}`: 0,
+		`cfpipe_record_free_bytes{key="A",recording="continuous"}`: 1, `cfpipe_recordings_files{key="A",recording="continuous"}`: 0, `cfpipe_site_reload_ok`: 1,
 		`process_resident_memory_bytes`: 1, `go_goroutines`: 1,
 	} {
 		v, ok := values[strings.ReplaceAll(name, "A\"", h.key("a")+"\"")]

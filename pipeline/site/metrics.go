@@ -21,6 +21,7 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 	return d
 }
 
+// The label recording says what a recorder records: "continuous" or "event", as causes has it.
 var (
 	siteReloads   = metric("site_reloads_total", "Configurations taken over since the start.")
 	siteReloadOK  = metric("site_reload_ok", "1 when the newest attempt to load the file was good.")
@@ -54,37 +55,26 @@ var (
 	readerSeen       = metric("reader_seen_age_seconds", "Since the reader last said how far it is: some seconds, or it hangs.", "key", "reader", "bit")
 	readerFill       = metric("reader_lag_ratio", "The same as a part of what the ring holds: at 1 the reader loses packets.", "key", "reader", "bit")
 
-	recordPackets  = metric("record_packets_total", "Access units in files.", "key")
-	recordBytes    = metric("record_bytes_total", "Bytes written into files.", "key")
-	recordFiles    = metric("record_files_total", "Files opened.", "key")
-	recordLost     = metric("record_lost_total", "Access units that the ring had passed on before they were read.", "key")
-	recordOverruns = metric("record_overruns_total", "How often that has happened.", "key")
-	recordDropped  = metric("record_dropped_total", "Access units that were read and that the disk did not take.", "key")
-	recordFailures = metric("record_failures_total", "Errors of the disk.", "key")
-	recordFailing  = metric("record_failing", "1 when the disk does not take the file.", "key")
-	recordWrites   = metric("record_writes_total", "Calls of write.", "key")
-	recordWriteS   = metric("record_write_seconds_total", "Time spent in them.", "key")
-	recordSyncs    = metric("record_fsyncs_total", "Calls of fsync.", "key")
-	recordSyncS    = metric("record_fsync_seconds_total", "Time spent in them.", "key")
-	recordSlowest  = metric("record_slowest_call_seconds", "The longest of all these calls.", "key")
-	recordBusy     = metric("record_busy_seconds", "How long the call that runs now has taken.", "key")
-	recordAge      = metric("record_newest_age_seconds", "Age of the newest access unit written, by its own time.", "key")
-	recordFree     = metric("record_free_bytes", "Space left where the files are written.", "key")
-	keptBytes      = metric("recordings_bytes", "Finished files that retention counts.", "key")
-	keptFiles      = metric("recordings_files", "Finished files that retention counts.", "key")
-
+	recordPackets  = metric("record_packets_total", "Access units in files.", "key", "recording")
+	recordBytes    = metric("record_bytes_total", "Bytes written into files.", "key", "recording")
+	recordFiles    = metric("record_files_total", "Files opened.", "key", "recording")
+	recordLost     = metric("record_lost_total", "Access units that the ring had passed on before they were read.", "key", "recording")
+	recordOverruns = metric("record_overruns_total", "How often that has happened.", "key", "recording")
+	recordDropped  = metric("record_dropped_total", "Access units that were read and that the disk did not take.", "key", "recording")
+	recordFailures = metric("record_failures_total", "Errors of the disk.", "key", "recording")
+	recordFailing  = metric("record_failing", "1 when the disk does not take the file.", "key", "recording")
+	recordWrites   = metric("record_writes_total", "Calls of write.", "key", "recording")
+	recordWriteS   = metric("record_write_seconds_total", "Time spent in them.", "key", "recording")
+	recordSyncs    = metric("record_fsyncs_total", "Calls of fsync.", "key", "recording")
+	recordSyncS    = metric("record_fsync_seconds_total", "Time spent in them.", "key", "recording")
+	recordSlowest  = metric("record_slowest_call_seconds", "The longest of all these calls.", "key", "recording")
+	recordBusy     = metric("record_busy_seconds", "How long the call that runs now has taken.", "key", "recording")
+	recordAge      = metric("record_newest_age_seconds", "Age of the newest access unit written, by its own time.", "key", "recording")
+	recordFree     = metric("record_free_bytes", "Space left where the files are written.", "key", "recording")
+	keptBytes      = metric("recordings_bytes", "Finished files that retention counts.", "key", "recording")
+	keptFiles      = metric("recordings_files", "Finished files that retention counts.", "key", "recording")
 	eventCount     = metric("events_total", "Events begun.", "key")
 	eventActive    = metric("event_active", "1 while an event is recorded.", "key")
-	eventPackets   = metric("event_packets_total", "Access units in files.", "key")
-	eventBytes     = metric("event_bytes_total", "Bytes written into files.", "key")
-	eventFiles     = metric("event_files_total", "Files opened.", "key")
-	eventLost      = metric("event_lost_total", "Access units that the ring had passed on before they were read.", "key")
-	eventDropped   = metric("event_dropped_total", "Access units that were read and that the disk did not take.", "key")
-	eventFailures  = metric("event_failures_total", "Errors of the disk.", "key")
-	eventFailing   = metric("event_failing", "1 when the disk does not take the file.", "key")
-	eventFree      = metric("event_free_bytes", "Space left where the files are written.", "key")
-	eventKeptBytes = metric("event_recordings_bytes", "Finished files that retention counts.", "key")
-	eventKeptFiles = metric("event_recordings_files", "Finished files that retention counts.", "key")
 
 	inferSent      = metric("infer_sent_total", "Pictures sent to the runtime.", "key")
 	inferResults   = metric("infer_results_total", "Results that came back.", "key")
@@ -100,12 +90,6 @@ var (
 	pushPackets    = metric("push_packets_total", "Packets sent, of all tracks.", "key")
 	pushBytes      = metric("push_bytes_total", "Bytes sent.", "key")
 )
-
-// keptMetrics are those of the files that a kind of stage writes.
-var keptMetrics = map[string]struct{ free, bytes, files *prometheus.Desc }{
-	kindRecord: {recordFree, keptBytes, keptFiles}, kindEvents: {eventFree, eventKeptBytes, eventKeptFiles},
-	kindInfer: {inferFree, inferKeptBytes, inferKeptFiles},
-}
 
 // Describe implements prometheus.Collector: no other metrics are made than these. Which of them there are depends on the configuration.
 func (c *siteCollector) Describe(out chan<- *prometheus.Desc) {
@@ -131,11 +115,12 @@ func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
 			e.count(decodePictures, s.Decode.Pictures, s.Key)
 			e.count(decodeLost, s.Decode.Lost, s.Key)
 		}
-		switch s.Kind {
-		case kindRecord:
-			e.record(s.Key, *s.Record)
-		case kindEvents:
-			e.events(s.Key, *s.Record)
+		if s.Record != nil {
+			e.record(*s.Record, s.Key, causes[s.Kind])
+		}
+		if s.Kind == kindEvents {
+			e.count(eventCount, s.Record.Events, s.Key)
+			e.gauge(eventActive, bit(s.Record.Event), s.Key)
 		}
 		if s.Infer != nil {
 			e.infer(s.Key, *s.Infer)
@@ -145,13 +130,16 @@ func (c *siteCollector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	for _, k := range c.site.keeper.Kept() {
-		m := keptMetrics[k.Kind]
+		free, bytes, files, labels := recordFree, keptBytes, keptFiles, []string{k.Key, causes[k.Kind]}
+		if k.Kind == kindInfer {
+			free, bytes, files, labels = inferFree, inferKeptBytes, inferKeptFiles, labels[:1]
+		}
 		if k.Free >= 0 {
-			e.gauge(m.free, float64(k.Free), k.Key)
+			e.gauge(free, float64(k.Free), labels...)
 		}
 		if k.Counted {
-			e.gauge(m.bytes, float64(k.Bytes), k.Key)
-			e.gauge(m.files, float64(k.Files), k.Key)
+			e.gauge(bytes, float64(k.Bytes), labels...)
+			e.gauge(files, float64(k.Files), labels...)
 		}
 	}
 	keys, err := pipeline.ListKeys(c.site.runtimeDir)
@@ -218,36 +206,24 @@ func (e emitter) ingest(key string, s pipeline.IngestStats) {
 	}
 }
 
-func (e emitter) record(key string, s pipeline.RecordStats) {
-	e.count(recordPackets, s.Packets, key)
-	e.count(recordBytes, s.FileBytes, key)
-	e.count(recordFiles, s.Files, key)
-	e.count(recordLost, s.Lost, key)
-	e.count(recordOverruns, s.Overruns, key)
-	e.count(recordDropped, s.Dropped, key)
-	e.count(recordFailures, s.Failures, key)
-	e.gauge(recordFailing, bit(s.Failing), key)
-	e.count(recordWrites, s.Writes, key)
-	e.seconds(recordWriteS, s.WriteTime, key)
-	e.count(recordSyncs, s.Syncs, key)
-	e.seconds(recordSyncS, s.SyncTime, key)
-	e.gauge(recordSlowest, s.Slowest.Seconds(), key)
-	e.gauge(recordBusy, s.Busy.Seconds(), key)
+func (e emitter) record(s pipeline.RecordStats, labels ...string) {
+	e.count(recordPackets, s.Packets, labels...)
+	e.count(recordBytes, s.FileBytes, labels...)
+	e.count(recordFiles, s.Files, labels...)
+	e.count(recordLost, s.Lost, labels...)
+	e.count(recordOverruns, s.Overruns, labels...)
+	e.count(recordDropped, s.Dropped, labels...)
+	e.count(recordFailures, s.Failures, labels...)
+	e.gauge(recordFailing, bit(s.Failing), labels...)
+	e.count(recordWrites, s.Writes, labels...)
+	e.seconds(recordWriteS, s.WriteTime, labels...)
+	e.count(recordSyncs, s.Syncs, labels...)
+	e.seconds(recordSyncS, s.SyncTime, labels...)
+	e.gauge(recordSlowest, s.Slowest.Seconds(), labels...)
+	e.gauge(recordBusy, s.Busy.Seconds(), labels...)
 	if !s.Newest.IsZero() {
-		e.gauge(recordAge, time.Since(s.Newest).Seconds(), key)
+		e.gauge(recordAge, time.Since(s.Newest).Seconds(), labels...)
 	}
-}
-
-func (e emitter) events(key string, s pipeline.RecordStats) {
-	e.count(eventCount, s.Events, key)
-	e.gauge(eventActive, bit(s.Event), key)
-	e.count(eventPackets, s.Packets, key)
-	e.count(eventBytes, s.FileBytes, key)
-	e.count(eventFiles, s.Files, key)
-	e.count(eventLost, s.Lost, key)
-	e.count(eventDropped, s.Dropped, key)
-	e.count(eventFailures, s.Failures, key)
-	e.gauge(eventFailing, bit(s.Failing), key)
 }
 
 func (e emitter) infer(key string, s InferStats) {

@@ -262,7 +262,7 @@ cameras:
 		return nil
 	})
 	require.Less(t, time.Since(begun), length, "while the disk stood still")
-	require.Contains(t, string(r.get("/metrics")), `cfpipe_record_free_bytes{key="`+r.key("stalled")+`"}`)
+	require.Contains(t, string(r.get("/metrics")), `cfpipe_record_free_bytes{key="`+r.key("stalled")+`",recording="continuous"}`)
 	<-thawed
 	old := r.finished("stalled")[0].Path
 	testenv.Eventually(t, 20*time.Second, func() error {
