@@ -131,7 +131,7 @@ func Open(ctx context.Context, conn Conn, o ClientOptions) (*Client, error) {
 		c.log = slog.Default()
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	c.tail = newTailProbe(conn, func() { c.datagram(nnrp.MsgPing, nnrp.Header{}) })
+	c.tail = newTailProbe(conn, clientProbe, func() { c.datagram(nnrp.MsgPing, nnrp.Header{}) })
 	if err := c.handshake(ctx, &o); err != nil {
 		c.cancel(err)
 		_ = conn.CloseWithError(0, "")

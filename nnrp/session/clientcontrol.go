@@ -159,7 +159,7 @@ func (c *Client) readDatagrams() {
 			}
 		case nnrp.MsgPing:
 			c.datagram(nnrp.MsgPong, nnrp.Header{TraceID: h.TraceID})
-			c.tail.followed()
+			c.tail.answered()
 		case nnrp.MsgPong:
 			if h.TraceID != 0 { // else it answers a tail probe
 				c.answer(h.Type, h.TraceID, &nnrp.Bare{Msg: nnrp.MsgPong}, nil)

@@ -393,7 +393,7 @@ func TestRefusedHandshake(t *testing.T) {
 	}
 }
 
-// narrowConn takes a while for every large write.
+// narrowConn takes a while for what is behind the first 4 KiB of a write.
 type narrowConn struct {
 	*memConn
 	wait time.Duration
@@ -410,10 +410,14 @@ func (c narrowConn) OpenSend(ctx context.Context) (SendStream, error) {
 }
 
 func (s narrowStream) Write(b []byte) (int, error) {
-	if len(b) >= 4096 {
-		time.Sleep(s.wait) // of the bubble's clock
+	first := min(len(b), 4096)
+	n, err := s.SendStream.Write(b[:first])
+	if err != nil || first == len(b) {
+		return n, err
 	}
-	return s.SendStream.Write(b)
+	time.Sleep(s.wait) // of the bubble's clock
+	n, err = s.SendStream.Write(b[first:])
+	return first + n, err
 }
 
 // TestSlowPath: a frame takes its time on a slow path while it is of use, and not longer.
@@ -436,3 +440,27 @@ func TestSlowPath(t *testing.T) {
 		require.NoError(t, <-s.err)
 	})
 }
+
+// TestWrites: a small message is one write, so that its head takes no packet of its own; a large one is not copied.
+func TestWrites(t *testing.T) {
+	for _, x := range []struct{ payload, writes int }{{0, 1}, {8 << 10, 1}, {60 << 10, 1}, {joinMost, 2}, {1 << 20, 2}} {
+		w := &countingStream{}
+		require.NoError(t, writeStream(t.Context(), w, [][]byte{make([]byte, 140), make([]byte, x.payload)}))
+		require.Equal(t, x.writes, w.writes, "%d bytes", x.payload)
+		require.Equal(t, 140+x.payload, w.bytes)
+		require.True(t, w.closed)
+	}
+}
+
+type countingStream struct {
+	SendStream
+	writes, bytes int
+	closed        bool
+}
+
+func (s *countingStream) Write(b []byte) (int, error) {
+	s.writes++
+	s.bytes += len(b)
+	return len(b), nil
+}
+func (s *countingStream) Close() error { s.closed = true; return nil }

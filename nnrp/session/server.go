@@ -79,7 +79,7 @@ func Serve(ctx context.Context, conn Conn, h Handler, o ServerOptions) error {
 		s.log = slog.Default()
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	s.tail = newTailProbe(conn, func() { s.datagram(nnrp.MsgPing, nnrp.Header{}) })
+	s.tail = newTailProbe(conn, serverProbe, func() { s.datagram(nnrp.MsgPing, nnrp.Header{}) })
 	stop := make(chan struct{})
 	var control sync.WaitGroup
 	defer func() {

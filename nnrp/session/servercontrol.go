@@ -118,7 +118,7 @@ func (s *Session) readDatagrams() {
 		switch h.Type {
 		case nnrp.MsgPing:
 			s.datagram(nnrp.MsgPong, nnrp.Header{TraceID: h.TraceID})
-			s.tail.followed()
+			s.tail.answered()
 		case nnrp.MsgFrameCancel:
 			s.cancelFrame(FrameKey{h.ViewID, h.FrameID})
 		}

@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"sync"
 	"time"
@@ -320,18 +319,6 @@ func (s *Session) sendStream(timeout time.Duration, parts ...[]byte) error {
 	}
 	s.tail.sent()
 	return nil
-}
-
-func writeStream(ctx context.Context, w SendStream, parts [][]byte) error {
-	stop := context.AfterFunc(ctx, func() { w.CancelWrite(0) })
-	defer stop()
-	for _, p := range parts {
-		if _, err := w.Write(p); err != nil {
-			w.CancelWrite(0)
-			return fmt.Errorf("nnrp: write stream: %w", err)
-		}
-	}
-	return w.Close()
 }
 
 func (f *Frame) free() {

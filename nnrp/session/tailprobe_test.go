@@ -40,11 +40,13 @@ func TestTailProbe(t *testing.T) {
 		server     int
 		serverPong int
 	}{
-		{name: "not wanted", frames: 3, gap: time.Second},
+		{name: "not wanted", frames: 3, gap: time.Second, work: time.Millisecond},
 		// The client's PING comes before the result has gone out, whose probe is then the server's own.
 		{name: "slow engine", delay: delay, frames: 3, gap: time.Second, work: 100 * time.Millisecond, client: 3, server: 3, serverPong: 3},
 		// The server's PONG follows the result.
-		{name: "fast engine", delay: delay, frames: 3, gap: time.Second, work: delay / 2, client: 3, serverPong: 3},
+		{name: "fast engine", delay: delay, frames: 3, gap: time.Second, work: delay / 4, client: 3, serverPong: 3},
+		// The PONG may be in the packet of the result.
+		{name: "result and PONG at once", delay: delay, frames: 3, gap: time.Second, work: delay * 3 / 4, client: 3, server: 3, serverPong: 3},
 		{name: "frames in a row", delay: delay, frames: 20, gap: delay / 2, work: delay / 4, client: 1, serverPong: 1},
 	} {
 		t.Run(x.name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -80,6 +81,36 @@ func readRest(r ReceiveStream, buf []byte, n int, timeout time.Duration) ([]byte
 
 // buffers holds message bodies between frames. sync.Pool gives memory back when frames stop coming.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// joinMost is the largest message that is copied together: QUIC sends what it is given at once, and a head that goes out in a packet
+// of its own is one more that can be lost.
+const joinMost = 64 << 10
+
+// writeStream writes a message and ends the stream; ctx bounds the time.
+func writeStream(ctx context.Context, w SendStream, parts [][]byte) error {
+	stop := context.AfterFunc(ctx, func() { w.CancelWrite(0) })
+	defer stop()
+	size := 0
+	for _, p := range parts {
+		size += len(p)
+	}
+	if len(parts) > 1 && size <= joinMost {
+		buf := buffers.Get().(*[]byte)
+		defer buffers.Put(buf)
+		*buf = (*buf)[:0]
+		for _, p := range parts {
+			*buf = append(*buf, p...)
+		}
+		parts = [][]byte{*buf}
+	}
+	for _, p := range parts {
+		if _, err := w.Write(p); err != nil {
+			w.CancelWrite(0)
+			return fmt.Errorf("nnrp: write stream: %w", err)
+		}
+	}
+	return w.Close()
+}
 
 // controlWriter sends messages on the control stream in the order of send. One goroutine writes, so that no caller ever waits for a
 // peer that does not read.
