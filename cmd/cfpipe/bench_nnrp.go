@@ -19,10 +19,11 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 			"  changed tiles  the same picture when 6 % of it changes from frame to frame\n" +
 			"  throughput     eight at a time, against bare QUIC streams of the same size\n" +
 			"  codec          encoding and decoding beside the payload\n" +
-			"  lossy path     50 ms round trip, 2 % loss, 100 Mbit/s: 8 KiB tensors, 12 a second; and the picture one at a time, as\n" +
-			"                 full tensors and as changed tiles, against gRPC with CUBIC, which QUIC uses here too, and with BBR. All at\n" +
-			"                 the same time over paths between network namespaces; left out where this process may not make those\n\n" +
-			"CPU is that of client and server together. The exit status is 0 whether the goals are met or not.",
+			"  lossy paths    50 ms round trip, 2 % loss, 100 Mbit/s: 8 KiB tensors, 12 a second; then the picture one at a time, as\n" +
+			"                 full tensors and as changed tiles, against gRPC with CUBIC, TCP's usual congestion control; then gRPC\n" +
+			"                 with BBR. 16 paths of each kind at the same time, three times over, between network namespaces; left out\n" +
+			"                 where this process may not make those\n\n" +
+			"It takes about two and a half minutes. CPU is that of client and server together. The exit status is 0 whether the goals are met or not.",
 		Example: "  cfpipe bench nnrp\n  cfpipe bench nnrp --duration 10s --json | jq .goals\n" + exitStatusHelp,
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -37,7 +38,7 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 	}
 	f := c.Flags()
 	f.DurationVar(&b.Duration, "duration", 3*time.Second, "of each measurement")
-	f.DurationVar(&b.Lossy, "lossy", 30*time.Second, "of the measurement over the lossy path; negative = none")
+	f.DurationVar(&b.Lossy, "lossy", 45*time.Second, "of each measurement over lossy paths; negative = none")
 	f.IntVar(&b.Side, "side", 640, "width and height of the picture")
 	f.IntVar(&b.Tile, "tile", 32, "side of the tiles")
 	result.addFlags(f)

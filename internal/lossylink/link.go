@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -102,10 +103,10 @@ func (e *end) setUp(addr string) error {
 		return fmt.Errorf("%w: TUNSETIFF: %w", ErrUnavailable, errno)
 	}
 	e.tun = os.NewFile(uintptr(fd), "/dev/net/tun")
-	for _, a := range [][]string{{"addr", "add", addr + "/24", "dev", "lossy0"}, {"link", "set", "lossy0", "mtu", mtu, "up"}, {"link", "set", "lo", "up"}} {
-		if out, err := exec.Command("ip", a...).CombinedOutput(); err != nil { // inherits this thread's namespace
-			return errors.Join(fmt.Errorf("%w: ip %v: %w: %s", ErrUnavailable, a, err, out), e.tun.Close())
-		}
+	ip := exec.Command("ip", "-batch", "-") // inherits this thread's namespace
+	ip.Stdin = strings.NewReader("addr add " + addr + "/24 dev lossy0\nlink set lossy0 mtu " + mtu + " up\nlink set lo up\n")
+	if out, err := ip.CombinedOutput(); err != nil {
+		return errors.Join(fmt.Errorf("%w: ip: %w: %s", ErrUnavailable, err, out), e.tun.Close())
 	}
 	return nil
 }

@@ -18,8 +18,10 @@ type NNRP struct {
 	Duration time.Duration // of each measurement; 0 = 3 s
 	Side     int           // pixels; 0 = 640
 	Tile     int           // pixels a side of the tiles of the changed-tiles measurement; 0 = 32
-	Lossy    time.Duration // of the measurement over a lossy path; 0 = 30 s, negative = none
+	Lossy    time.Duration // of each measurement over lossy paths; 0 = 45 s, negative = none
 	Progress func(what string)
+
+	lossyPaths int // of each kind; 0 = 16
 }
 
 func (o NNRP) withDefaults() (NNRP, error) {
@@ -33,7 +35,10 @@ func (o NNRP) withDefaults() (NNRP, error) {
 		o.Tile = 32
 	}
 	if o.Lossy == 0 {
-		o.Lossy = 30 * time.Second
+		o.Lossy = 45 * time.Second
+	}
+	if o.lossyPaths == 0 {
+		o.lossyPaths = lossyPaths
 	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -259,11 +264,8 @@ func (r *NNRPResult) judge() {
 	most("allocations of both", r.Allocs, 0.01)
 	ratio := r.Rate / r.RawRate
 	r.Goals = append(r.Goals, Goal{Name: "throughput, × bare QUIC streams", Value: ratio, Limit: 0.9, Least: true, Met: ratio >= 0.9})
-	if l := r.Lossy; l != nil {
-		const path = "50 ms, 2 % loss, p99: "
-		most(path+"8 KiB tensors, × gRPC", l.NNRP.P99/l.GRPC.P99, 0.5)
-		most(path+"changed tiles, × gRPC's full tensors", l.Changed.P99/l.Whole.P99, 0.5)
-		most(path+"full tensors, × gRPC", l.Full.P99/l.Whole.P99, 0.5)
+	if r.Lossy != nil {
+		r.Goals = append(r.Goals, r.Lossy.goals()...)
 	}
 }
 
@@ -281,16 +283,7 @@ func (r *NNRPResult) Write(out io.Writer) error {
 	fmt.Fprintf(t, "\nTHROUGHPUT\t%.0f MB/s\tbare QUIC streams %.0f MB/s\n", r.Rate/1e6, r.RawRate/1e6)
 	fmt.Fprintf(t, "CODEC\tencode %.0f ns\tdecode %.0f ns\t%.3f allocations\n", r.Encode, r.Decode, r.Allocs)
 	if l := r.Lossy; l != nil {
-		fmt.Fprintln(t, "\n50 ms, 2 % LOSS, 100 Mbit/s\tFRAMES\tP50 ms\tP90 ms\tP99 ms\tMAX ms")
-		for _, w := range []struct {
-			name string
-			LossyLink
-		}{{"NNRP, 8 KiB", l.NNRP}, {"gRPC, 8 KiB", l.GRPC}, {"NNRP, full", l.Full}, {"NNRP, changed tiles", l.Changed}, {"gRPC, full", l.Whole},
-			{"gRPC, full, BBR instead of CUBIC", l.BBR}} {
-			if w.Frames > 0 {
-				fmt.Fprintf(t, "%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f\n", w.name, w.Frames, w.P50, w.P90, w.P99, w.Max)
-			}
-		}
+		l.write(t)
 	} else if r.NoLossy != "" {
 		fmt.Fprintln(t, "\nno lossy path:", r.NoLossy)
 	}
@@ -303,7 +296,11 @@ func (r *NNRPResult) Write(out io.Writer) error {
 		if !g.Met {
 			met = "NOT MET"
 		}
-		fmt.Fprintf(t, "%s\t%.3f\t%s %g\t%s\n", g.Name, g.Value, sign, g.Limit, met)
+		fmt.Fprintf(t, "%s\t%.3f\t%s %g\t%s", g.Name, g.Value, sign, g.Limit, met)
+		if len(g.Turns) > 0 {
+			fmt.Fprintf(t, "\tin turns %.3f–%.3f", slices.Min(g.Turns), slices.Max(g.Turns))
+		}
+		fmt.Fprintln(t)
 	}
 	return t.Flush()
 }

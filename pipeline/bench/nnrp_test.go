@@ -13,7 +13,7 @@ import (
 // TestNNRP runs every part for a moment: the figures are there, and mean something.
 func TestNNRP(t *testing.T) {
 	testenv.Watchdog(t, 60*time.Second)
-	r, err := RunNNRP(t.Context(), NNRP{Duration: 300 * time.Millisecond, Side: 128, Lossy: 2 * time.Second})
+	r, err := RunNNRP(t.Context(), NNRP{Duration: 300 * time.Millisecond, Side: 128, Lossy: 3 * time.Second, lossyPaths: 2})
 	require.NoError(t, err)
 	for _, l := range []Link{r.Full, r.Changed, r.GRPC} {
 		require.Positive(t, l.Frames)
@@ -27,12 +27,19 @@ func TestNNRP(t *testing.T) {
 	require.Positive(t, r.RawRate)
 	require.Less(t, r.Allocs, 0.01)
 	if r.NoLossy == "" {
-		require.Equal(t, 24, r.Lossy.NNRP.Frames)
+		require.Equal(t, 3*2*12, r.Lossy.NNRP.Frames, "turns, paths, tensors a second")
+		require.Equal(t, 3*2*12, r.Lossy.GRPC.Frames)
 		require.GreaterOrEqual(t, r.Lossy.NNRP.P50, 50.0)
 		require.GreaterOrEqual(t, r.Lossy.GRPC.P50, 50.0)
 		for _, l := range []LossyLink{r.Lossy.Full, r.Lossy.Changed, r.Lossy.Whole} {
 			require.Positive(t, l.Frames)
 			require.GreaterOrEqual(t, l.P50, 50.0)
+			require.GreaterOrEqual(t, l.P99, l.P50)
+			require.GreaterOrEqual(t, l.Max, l.P99)
+			for _, p99 := range l.Turns {
+				require.GreaterOrEqual(t, p99, 50.0)
+				require.LessOrEqual(t, p99, l.Max)
+			}
 		}
 	} else {
 		t.Log(r.NoLossy)

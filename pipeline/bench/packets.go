@@ -25,11 +25,12 @@ type PacketsResult struct {
 
 // Goal is a figure and what it should be.
 type Goal struct {
-	Name  string  `json:"name"`
-	Value float64 `json:"value"`
-	Limit float64 `json:"limit"`
-	Least bool    `json:"limit_is_lower,omitempty"` // at least Limit, else at most
-	Met   bool    `json:"met"`
+	Name  string    `json:"name"`
+	Value float64   `json:"value"`
+	Turns []float64 `json:"value_of_turns,omitempty"` // where it was measured several times over
+	Limit float64   `json:"limit"`
+	Least bool      `json:"limit_is_lower,omitempty"` // at least Limit, else at most
+	Met   bool      `json:"met"`
 }
 
 // RunPackets measures the packet ring on this machine. It takes about ten times o.Duration. What was not asked for is nil.
