@@ -14,9 +14,9 @@ import (
 type Wait int
 
 const (
-	// WaitShared parks the goroutine. A writer in the same process wakes it; for others, one thread of the process sleeps for up to 31
-	// such readers. Above 10,000 packets a second it naps instead, on a thread of its own and some 350 µs at a time, and reads what has
-	// come in one go.
+	// WaitShared parks the goroutine. A writer in the same process wakes it; for others, four readers of the process sleep as WaitDirect
+	// does, and one thread for up to 31 of the rest. Above 10,000 packets a second it naps instead, on a thread of its own and some
+	// 350 µs at a time, and reads what has come in one go.
 	WaitShared Wait = iota
 	// WaitDirect sleeps in the kernel with a thread of its own: the shortest way from the writer's wake to Next's return.
 	WaitDirect

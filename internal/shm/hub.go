@@ -9,23 +9,38 @@ import (
 	"unsafe"
 )
 
+// ownThreads is how many waiters of a Hub get a thread each, the shortest way, before others share one: enough for a program that reads
+// the pictures and the sound of a camera or two.
+const ownThreads = 4
+
 // shardSize is how many futexes one thread of a Hub serves. The kernel takes 127 and one for the hub's own attention, but sets all of
 // them up anew at each wake: with 31, a site of 100 cameras spends a tenth less time, for three threads more.
 const shardSize = 31
 
-// Hub lets goroutines wait on many futexes without a thread each: one thread sits in futex_waitv for up to 31 of them. Where the
-// kernel has no futex_waitv (before 5.16) it uses one thread a futex. The zero value is ready. A hub without waiters has no thread.
+// Hub lets goroutines wait on many futexes without a thread each: beyond the first four, one thread sits in futex_waitv for up to 31 of
+// them. Where the kernel has no futex_waitv (before 5.16) it uses one thread a futex. The zero value is ready. A hub without waiters has
+// no thread.
 type Hub struct {
 	mu      sync.Mutex
 	probed  bool
 	noWaitv bool // thread each; set by the probe, or by a test
+	own     int  // waiters with a thread each
 	shards  []*shard
 }
 
 // Shared is the hub that serves a whole process.
 var Shared = &Hub{}
 
-// Waiter is one futex that a Hub, or a Bell, watches. Wait is for one goroutine at a time; Close may be called by any.
+// FutexWaiter is a Waiter or a Sleeper. Wait blocks while the word is val, at most for timeout (0 = no bound): nil says "look again"
+// (the word has changed, or a wake came that may have been meant for somebody else), ErrTimeout, ErrFault, ErrClosed or the context's
+// error why not. It is for one goroutine at a time. Close may be called by any, is idempotent, ends a Wait in progress and those to come,
+// and returns when nothing touches the word any more.
+type FutexWaiter interface {
+	Wait(ctx context.Context, val uint32, timeout time.Duration) error
+	Close()
+}
+
+// Waiter is a FutexWaiter that a Hub's shared thread, or a Bell, watches.
 type Waiter struct {
 	addr  *uint32
 	c     chan struct{} // capacity 1: "the word has changed since the hub last looked", or closed, or fault
@@ -33,26 +48,30 @@ type Waiter struct {
 	done  atomic.Bool
 	timer *time.Timer
 
-	seen  uint32        // the hub thread's last look at *addr; that thread's alone
-	bell  *Bell         // nil with a Hub
-	shard *shard        // nil with a Bell, and in thread-each mode
-	ended chan struct{} // thread-each mode: closed when the thread is gone
+	seen  uint32 // the hub thread's last look at *addr; that thread's alone
+	bell  *Bell  // nil with a Hub
+	shard *shard // nil with a Bell
 }
 
 // Register begins to watch addr, which must stay mapped until Close has returned.
-func (h *Hub) Register(addr *uint32) *Waiter {
-	w := &Waiter{addr: addr, c: make(chan struct{}, 1)}
+func (h *Hub) Register(addr *uint32) FutexWaiter {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.probed {
 		h.probed = true
 		h.noWaitv = h.noWaitv || !hasWaitv()
 	}
-	if h.noWaitv {
-		w.ended = make(chan struct{})
-		go w.run()
-		return w
+	if h.noWaitv || h.own < ownThreads {
+		h.own++
+		s := NewSleeper(addr)
+		s.closing = func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.own--
+		}
+		return s
 	}
+	w := &Waiter{addr: addr, c: make(chan struct{}, 1)}
 	for _, s := range h.shards {
 		if s.add(w) {
 			return w
@@ -66,9 +85,7 @@ func (h *Hub) Register(addr *uint32) *Waiter {
 	return w
 }
 
-// Wait blocks while the word is val, at most for timeout (0 = no bound): nil says "look again" (the word has changed, or a wake came
-// that may have been meant for somebody else), ErrTimeout, ErrFault, ErrClosed or the
-// context's error why not. It does not allocate.
+// Wait is that of FutexWaiter. It does not allocate.
 func (w *Waiter) Wait(ctx context.Context, val uint32, timeout time.Duration) error {
 	var expired <-chan time.Time
 	if timeout > 0 {
@@ -108,28 +125,16 @@ func (w *Waiter) Wait(ctx context.Context, val uint32, timeout time.Duration) er
 	}
 }
 
-// Close ends a Wait in progress and returns when nothing touches the word any more. It is idempotent.
+// Close is that of FutexWaiter.
 func (w *Waiter) Close() {
 	if w.done.Swap(true) {
 		return
 	}
 	w.notify()
-	switch {
-	case w.bell != nil:
+	if w.bell != nil {
 		w.bell.remove(w)
-		return
-	case w.shard != nil:
+	} else {
 		w.shard.remove(w)
-		return
-	}
-	// The wake reaches the thread once it sleeps; until then it sees done by itself. Waiters elsewhere that this wakes look again.
-	for wait := time.Microsecond; ; wait = min(2*wait, time.Millisecond) {
-		FutexWake(w.addr)
-		select {
-		case <-w.ended:
-			return
-		case <-time.After(wait):
-		}
 	}
 }
 
@@ -152,24 +157,6 @@ func (w *Waiter) look() {
 func (w *Waiter) failed() {
 	w.fault.Store(true)
 	w.notify()
-}
-
-// run serves a futex of its own in thread-each mode.
-func (w *Waiter) run() {
-	defer close(w.ended)
-	for !w.done.Load() {
-		err := Guard(w.look)
-		if err == nil {
-			err = FutexWait(w.addr, w.seen, time.Second)
-		}
-		switch {
-		case errors.Is(err, ErrFault):
-			w.failed()
-			return
-		case err == nil:
-			w.notify()
-		}
-	}
 }
 
 // shard is a thread and the futexes it serves.

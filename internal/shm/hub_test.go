@@ -15,12 +15,16 @@ import (
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
-// hubs runs a test on both kinds of hub.
+// hubs runs a test on hubs that share threads, do not, and do both.
 func hubs(t *testing.T, f func(t *testing.T, h *Hub)) {
 	t.Run("waitv", func(t *testing.T) {
 		if !hasWaitv() {
 			t.Skip("this kernel has no futex_waitv")
 		}
+		testenv.CheckLeaks(t)
+		f(t, &Hub{own: ownThreads})
+	})
+	t.Run("some with a thread of their own", func(t *testing.T) {
 		testenv.CheckLeaks(t)
 		f(t, &Hub{})
 	})
@@ -93,7 +97,7 @@ func lastError(f func() error) error {
 }
 
 // untilChanged waits, through wakes that were meant for others, until the word is not val any more.
-func untilChanged(t *testing.T, w *Waiter, word *uint32, val uint32) {
+func untilChanged(t *testing.T, w FutexWaiter, word *uint32, val uint32) {
 	t.Helper()
 	for atomic.LoadUint32(word) == val {
 		require.NoError(t, w.Wait(t.Context(), val, 0))
@@ -173,7 +177,7 @@ func TestHubWaitDoesNotAllocate(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	testenv.CheckLeaks(t)
 	_, r := words(t, 1)
-	x := (&Hub{}).Register(r[0])
+	x := (&Hub{own: ownThreads}).Register(r[0])
 	defer x.Close()
 	ctx := t.Context()
 	_ = x.Wait(ctx, 0, time.Microsecond)
