@@ -170,7 +170,7 @@ func (c *relayCatalog) open(key string, tracks []media.Track) (rtsp.StreamReader
 	for i := range indices {
 		indices[i] = i
 	}
-	return c.Open(key, indices)
+	return c.Open(key, tracks, indices)
 }
 
 // containerFor is what a URL takes.

@@ -25,8 +25,10 @@ import (
 // noStreams is the catalog of a server that is only published to.
 type noStreams struct{}
 
-func (noStreams) Tracks(string) ([]media.Track, error)          { return nil, os.ErrNotExist }
-func (noStreams) Open(string, []int) (rtsp.StreamReader, error) { return nil, os.ErrNotExist }
+func (noStreams) Tracks(string) ([]media.Track, error) { return nil, os.ErrNotExist }
+func (noStreams) Open(string, []media.Track, []int) (rtsp.StreamReader, error) {
+	return nil, os.ErrNotExist
+}
 
 func startPush(t *testing.T, o PushOptions) *testenv.Log {
 	t.Helper()

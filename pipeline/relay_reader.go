@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/media"
@@ -11,10 +10,11 @@ import (
 )
 
 // Open implements rtsp.Catalog.
-func (c *relayCatalog) Open(path string, tracks []int) (rtsp.StreamReader, error) {
+func (c *relayCatalog) Open(path string, described []media.Track, tracks []int) (rtsp.StreamReader, error) {
 	r := &relayReader{catalog: c, started: make(chan struct{})}
 	for _, i := range tracks {
 		t := &r.tracks[min(i, 1)]
+		t.track = described[i]
 		key := path
 		if i > 0 { // audio begins where the video did
 			key += AudioSuffix
@@ -54,12 +54,19 @@ func (t *relayTrack) open(from packetring.Position) error {
 	if err != nil {
 		return err
 	}
-	t.cursor, t.track = cursor, trackOf(cursor.ring.Info())
-	return nil
+	t.cursor = cursor
+	return t.update()
 }
 
-// errStreamChanged ends the sessions of a stream whose description is no longer that which they were given.
-var errStreamChanged = errors.New("the publisher came back with another stream")
+// update looks at the ring that the cursor reads now.
+func (t *relayTrack) update() error {
+	now := trackOf(t.cursor.ring.Info())
+	if !sameDescription(t.track, now) {
+		return rtsp.ErrStreamChanged
+	}
+	t.track = now
+	return nil
+}
 
 // Next implements rtsp.StreamReader.
 func (r *relayReader) Next(ctx context.Context, track int) (media.Packet, error) {
@@ -81,11 +88,9 @@ func (r *relayReader) Next(ctx context.Context, track int) (media.Packet, error)
 			return media.Packet{}, err
 		}
 		if restarted {
-			now := trackOf(t.cursor.ring.Info())
-			if !sameDescription(t.track, now) {
-				return media.Packet{}, errStreamChanged
+			if err := t.update(); err != nil {
+				return media.Packet{}, err
 			}
-			t.track = now
 		}
 		if !t.began {
 			if track > 0 && r.tracks[0].hub != nil && p.PTS < r.first {

@@ -41,9 +41,13 @@ const (
 type Catalog interface {
 	// Tracks describes the stream at a path (no slash in front). An error that is os.ErrNotExist is answered with 404.
 	Tracks(path string) ([]media.Track, error)
-	// Open begins to read the stream for one session. tracks holds the indices that the session asked for.
-	Open(path string, tracks []int) (StreamReader, error)
+	// Open begins to read the stream for one session. described are the tracks that the session knows of: when they are others now, the
+	// error is ErrStreamChanged. tracks holds the indices that it asked for.
+	Open(path string, described []media.Track, tracks []int) (StreamReader, error)
 }
+
+// ErrStreamChanged ends the sessions of a stream whose description is no longer that which they were given.
+var ErrStreamChanged = errors.New("the publisher came back with another stream")
 
 // StreamReader is one session's cursor into a stream.
 type StreamReader interface {
@@ -181,8 +185,11 @@ func response(status base.StatusCode) *base.Response { return &base.Response{Sta
 
 // statusOf maps the error of a Catalog to the response.
 func statusOf(err error) base.StatusCode {
-	if errors.Is(err, os.ErrNotExist) {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		return base.StatusNotFound
+	case errors.Is(err, ErrStreamChanged):
+		return base.StatusGone
 	}
 	return base.StatusServiceUnavailable
 }
@@ -194,9 +201,15 @@ func connOf(c *gortsplib.ServerConn) *serverConn { return c.NetConn().(*serverCo
 // OnRequest implements a hook of the library: every request extends the connection's life.
 func (s *Server) OnRequest(conn *gortsplib.ServerConn, req *base.Request) {
 	c := connOf(conn)
-	c.setup = nil
+	c.amend = nil
 	c.extend(idleTimeout)
-	if c.secure && req.Method == base.Setup {
+	if req.Method != base.Setup {
+		return
+	}
+	if s.o.Publish == nil { // the library lets GStreamer wait a second for each answer, for the sake of its publisher
+		delete(req.Header, "User-Agent")
+	}
+	if c.secure {
 		req.Header["Transport"] = secured(req.Header["Transport"])
 	}
 }

@@ -118,7 +118,7 @@ type serverConn struct {
 	sessions int  // that were granted to c and have not ended
 	closed   bool
 
-	setup *setupRequest // the SETUP being answered; touched by the request's goroutines alone, one after another
+	amend func(*base.Response) // completes the response to the request at hand; touched by the request's goroutines alone, one after another
 }
 
 func newServerConn(socket net.Conn, config *tls.Config, l *listener) *serverConn {
@@ -173,11 +173,23 @@ func (c *serverConn) extend(d time.Duration) {
 	}
 }
 
-func (c *serverConn) setPlaying() {
+// setPlaying says whether packets go over c.
+func (c *serverConn) setPlaying(playing bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.playing = true
-	_ = c.Conn.SetReadDeadline(time.Time{})
+	c.playing = playing
+	if playing {
+		_ = c.Conn.SetReadDeadline(time.Time{})
+	} else {
+		_ = c.Conn.SetReadDeadline(c.deadline)
+	}
+}
+
+// follow lets start be called when the response to the request at hand was written, or could not be.
+func (c *serverConn) follow(start func()) {
+	c.write.Lock()
+	defer c.write.Unlock()
+	c.afterWrite = start
 }
 
 // SetReadDeadline keeps the idle timeout where the library would lift it.
@@ -200,18 +212,10 @@ func (c *serverConn) Write(b []byte) (int, error) {
 	after := c.afterWrite
 	c.afterWrite = nil
 	c.write.Unlock()
-	if err == nil && after != nil {
+	if after != nil {
 		after()
 	}
 	return n, err
-}
-
-// writeFrames writes interleaved frames. When it fails the connection is of no use any more.
-func (c *serverConn) writeFrames(b []byte) error {
-	c.write.Lock()
-	defer c.write.Unlock()
-	_, err := c.Conn.Write(b)
-	return err
 }
 
 // Close implements net.Conn.

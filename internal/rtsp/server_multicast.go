@@ -8,28 +8,25 @@ import (
 
 	"github.com/bluenviron/gortsplib/v4"
 	"github.com/bluenviron/gortsplib/v4/pkg/base"
-	"github.com/bluenviron/gortsplib/v4/pkg/description"
+	"github.com/bluenviron/gortsplib/v4/pkg/headers"
 	"github.com/pion/rtcp"
 	"github.com/pion/rtp"
+
+	"github.com/cfpipe/cfpipe/internal/media"
 )
 
 // multicastGroup is a path that is sent to a multicast address once for all who listen there. A later listener starts at the
-// next keyframe: nothing is sent again for one of them.
+// next keyframe: nothing is sent again for one of them. It rests while none of them plays.
 type multicastGroup struct {
-	server   *Server
-	path     string
+	*player
 	sessions int // under Server.mu
-	ctx      context.Context
-	cancel   context.CancelFunc
-	done     sync.WaitGroup
 
-	begin   sync.Once
-	failed  error // of begin
-	stream  *gortsplib.ServerStream
-	packets map[int]*packetiser
+	begin  sync.Once
+	opened error // of begin
+	stream *gortsplib.ServerStream
 
 	mu      sync.Mutex
-	playing bool
+	playing map[*gortsplib.ServerSession]struct{}
 	closed  bool
 }
 
@@ -40,23 +37,26 @@ func (s *Server) setupMulticast(session *gortsplib.ServerSession, conn *serverCo
 	s.mu.Lock()
 	g := s.groups[path]
 	if g == nil {
-		g = &multicastGroup{server: s, path: path, packets: map[int]*packetiser{}}
-		g.ctx, g.cancel = context.WithCancel(s.ctx)
+		g = &multicastGroup{player: s.newPlayer(path, nil), playing: map[*gortsplib.ServerSession]struct{}{}}
+		g.deliver, g.failed = g.send, func(cause error) {
+			s.log.Info("rtsp: multicast ended", "path", path, "cause", cause)
+			go g.drop()
+		}
 		s.groups[path] = g
 	}
 	g.sessions++
 	s.mu.Unlock()
 	g.begin.Do(func() { // without the server's lock: a publisher may take its time to answer
-		if g.failed = g.open(); g.failed != nil {
+		if g.opened = g.open(); g.opened != nil {
 			g.forget()
 		}
 	})
-	if g.failed != nil {
-		g.leave()
-		return response(statusOf(g.failed)), nil, nil
+	if g.opened != nil {
+		g.leave(session)
+		return response(statusOf(g.opened)), nil, nil
 	}
 	if !s.admit(session, conn) {
-		g.leave()
+		g.leave(session)
 		return response(base.StatusServiceUnavailable), nil, nil
 	}
 	session.SetUserData(g)
@@ -78,48 +78,38 @@ func (g *multicastGroup) open() error {
 		}
 		g.packets[i] = p
 	}
-	g.stream = stream
+	g.tracks, g.stream = tracks, stream
 	return nil
 }
 
-// play starts the group's sender when the first session plays.
-func (g *multicastGroup) play() error {
+// join lets a session listen. The first one starts the sender.
+func (g *multicastGroup) join(session *gortsplib.ServerSession, at *base.URL) (info headers.RTPInfo, start func(), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.playing {
-		return nil
+	start = func() {}
+	if g.now == nil && !g.closed {
+		if info, start, err = g.play(at); err != nil {
+			return nil, nil, err
+		}
 	}
-	var tracks []int
-	for t := range g.packets {
-		tracks = append(tracks, t)
+	g.playing[session] = struct{}{}
+	return info, start, nil
+}
+
+// rest counts a session out of those that listen. The last one stops the sender.
+func (g *multicastGroup) rest(session *gortsplib.ServerSession) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.playing, session)
+	if len(g.playing) == 0 {
+		g.pause()
 	}
-	reader, err := g.server.o.Catalog.Open(g.path, tracks)
-	if err != nil {
-		return err
-	}
-	g.playing = true
-	g.done.Add(len(tracks))
-	for _, t := range tracks {
-		go func() {
-			defer g.done.Done()
-			if err := g.run(reader, t); err != nil && g.ctx.Err() == nil {
-				g.server.log.Info("rtsp: multicast ended", "path", g.path, "cause", err)
-				go g.drop()
-			}
-		}()
-	}
-	g.server.sessions.Add(1)
-	go func() {
-		defer g.server.sessions.Done()
-		g.done.Wait()
-		reader.Close()
-	}()
-	return nil
 }
 
 // leave counts a session out; the last one ends the group. The server's lock keeps a session that comes in this moment from
 // joining a group that ends.
-func (g *multicastGroup) leave() {
+func (g *multicastGroup) leave(session *gortsplib.ServerSession) {
+	g.rest(session)
 	g.server.mu.Lock()
 	g.sessions--
 	last := g.sessions == 0
@@ -154,37 +144,29 @@ func (g *multicastGroup) close() {
 	g.mu.Unlock()
 	if !closed {
 		g.cancel()
-		g.done.Wait()
+		g.wait()
 		if g.stream != nil {
 			g.stream.Close()
 		}
 	}
 }
 
-func (g *multicastGroup) run(reader StreamReader, track int) error {
+// send makes packets of an access unit and sends them.
+func (g *multicastGroup) send(ctx context.Context, track int, u media.Packet) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	p, m := g.packets[track], g.stream.Desc.Medias[track]
-	for {
-		u, err := reader.Next(g.ctx, track)
-		if err != nil {
-			return err
-		}
-		if err := p.unit(u); err != nil {
-			continue
-		}
-		if len(p.report) > 0 {
-			if packets, err := rtcp.Unmarshal(p.report); err == nil {
-				for _, r := range packets {
-					_ = g.stream.WritePacketRTCP(m, r)
-				}
+	if p.unit(u) != nil {
+		return nil
+	}
+	if len(p.report) > 0 {
+		if packets, err := rtcp.Unmarshal(p.report); err == nil {
+			for _, r := range packets {
+				_ = g.stream.WritePacketRTCP(m, r)
 			}
 		}
-		if err := g.send(p, m); err != nil {
-			return err
-		}
 	}
-}
-
-func (g *multicastGroup) send(p *packetiser, m *description.Media) error {
 	from := 0
 	for i, end := range p.ends {
 		b := p.buf[from:end]

@@ -36,6 +36,9 @@ type packetiser struct {
 	ssrc      uint32
 	seq       uint16
 
+	shift  int64 // ns that RTP time is ahead of pts: see player.resume
+	latest int64 // pts and shift of what was sent that is shown last
+
 	packets, octets uint32
 	nextReport      int64 // pts of the next sender report; 0 = at once
 
@@ -62,7 +65,8 @@ func (p *packetiser) unit(u media.Packet) error {
 	if len(u.Data) > maxAccessUnit {
 		return fmt.Errorf("access unit of %d bytes, sessions send at most %d", len(u.Data), maxAccessUnit)
 	}
-	p.time, p.last = rtpTime(u.PTS, p.rate), u.Flags&media.FlagLastInAU != 0
+	p.time, p.last = p.ticks(u.PTS), u.Flags&media.FlagLastInAU != 0
+	p.latest = max(p.latest, u.PTS+p.shift)
 	if u.PTS >= p.nextReport || u.PTS < p.nextReport-2*senderReportInterval {
 		p.nextReport = u.PTS + senderReportInterval
 		if p.framed {
@@ -74,6 +78,12 @@ func (p *packetiser) unit(u media.Packet) error {
 	}
 	return p.payloader.payloads(u.Data, p)
 }
+
+// ticks is the RTP time of a pts.
+func (p *packetiser) ticks(pts int64) uint32 { return rtpTime(pts+p.shift, p.rate) }
+
+// resume begins anew after a pause, with a report first.
+func (p *packetiser) resume(shift int64) { p.shift, p.nextReport = shift, 0 }
 
 // payload implements rtpSink.
 func (p *packetiser) payload(head, body []byte, last bool, ticks uint32) {
@@ -101,7 +111,7 @@ func (p *packetiser) appendReport(b []byte, pts int64) []byte {
 	b = append(b, 2<<6, 200, 0, 6)
 	b = binary.BigEndian.AppendUint32(b, p.ssrc)
 	b = binary.BigEndian.AppendUint64(b, ntpTime(pts))
-	b = binary.BigEndian.AppendUint32(b, rtpTime(pts, p.rate))
+	b = binary.BigEndian.AppendUint32(b, p.ticks(pts))
 	b = binary.BigEndian.AppendUint32(b, p.packets)
 	b = binary.BigEndian.AppendUint32(b, p.octets)
 	b = append(b, 2<<6|1, 202, 0, byte((len(sdesCNAME)+8)/4-1))
@@ -109,8 +119,8 @@ func (p *packetiser) appendReport(b []byte, pts int64) []byte {
 	return append(b, sdesCNAME[:]...)
 }
 
-// rtpTime maps Unix time in ns to RTP time: the tick that is nearest, counted from 1970, in its low 32 bits. All sessions
-// give an access unit the same RTP time, and so do the tracks of a source.
+// rtpTime maps Unix time in ns to RTP time: the tick that is nearest, counted from 1970, in its low 32 bits. All sessions that were
+// not paused give an access unit the same RTP time, and so do the tracks of a source.
 func rtpTime(ns int64, rate uint64) uint32 {
 	hi, lo := bits.Mul64(uint64(max(ns, 0)), rate)
 	lo, carry := bits.Add64(lo, 500_000_000, 0)

@@ -105,7 +105,7 @@ func (s *Server) OnRecord(ctx *gortsplib.ServerHandlerOnRecordCtx) (*base.Respon
 	if !ok {
 		return response(base.StatusBadRequest), nil
 	}
-	connOf(ctx.Conn).setPlaying() // the library ends a publisher that falls silent
+	connOf(ctx.Conn).setPlaying(true) // the library ends a publisher that falls silent
 	for i, m := range p.medias {
 		t := p.feed.tracks[i]
 		var scratch []byte

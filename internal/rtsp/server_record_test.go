@@ -23,7 +23,7 @@ import (
 type emptyCatalog struct{}
 
 func (emptyCatalog) Tracks(string) ([]media.Track, error) { return nil, fmt.Errorf("nothing here") }
-func (emptyCatalog) Open(string, []int) (rtsp.StreamReader, error) {
+func (emptyCatalog) Open(string, []media.Track, []int) (rtsp.StreamReader, error) {
 	return nil, fmt.Errorf("nothing here")
 }
 

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/bluenviron/gortsplib/v4"
@@ -22,23 +21,10 @@ import (
 // session is one reader of one path over TCP or unicast UDP. The library negotiates it, on a stream of its own (nobody else
 // reads it, so its SSRCs are the session's); the packets go from the catalog's reader straight to the socket.
 type session struct {
-	server *Server
-	path   string
-	tracks []media.Track
+	*player
 	stream *gortsplib.ServerStream
-
-	sends   map[int]*packetSender // by track, what was set up
-	started bool
-
-	ctx    context.Context
-	cancel context.CancelFunc
-	done   sync.WaitGroup
-}
-
-// setupRequest remembers a SETUP until its response shows which channels or ports were agreed.
-type setupRequest struct {
-	session *session
-	track   int
+	sends  map[int]*packetSender // by track, what was set up
+	played bool
 }
 
 // packetSender is where one track's packets go.
@@ -47,7 +33,6 @@ type packetSender struct {
 	channel  byte
 	rtp      netip.AddrPort // UDP
 	rtcp     netip.AddrPort
-	packets  *packetiser
 	burst    int // UDP: packets since the last pause
 	lastSent time.Time
 	warned   bool
@@ -82,11 +67,24 @@ func (s *Server) OnSetup(ctx *gortsplib.ServerHandlerOnSetupCtx) (*base.Response
 			stream.Close()
 			return response(base.StatusServiceUnavailable), nil, nil
 		}
-		ss = &session{server: s, path: path, tracks: tracks, stream: stream, sends: map[int]*packetSender{}}
-		ss.ctx, ss.cancel = context.WithCancel(s.ctx)
+		ss = &session{player: s.newPlayer(path, tracks), stream: stream, sends: map[int]*packetSender{}}
+		ss.deliver = ss.send
+		ss.failed = func(cause error) {
+			s.log.Info("rtsp: reader dropped", "path", path, "peer", conn.RemoteAddr().String(), "cause", cause)
+			ctx.Session.Close()
+		}
 		ctx.Session.SetUserData(ss)
 	}
-	conn.setup = &setupRequest{session: ss, track: trackID(ctx.Request.URL)}
+	track := trackID(ctx.Request.URL)
+	conn.amend = func(res *base.Response) { // which shows the channels or ports that were agreed
+		var transport headers.Transport
+		if res.StatusCode != base.StatusOK || transport.Unmarshal(res.Header["Transport"]) != nil {
+			return
+		}
+		if err := ss.agree(track, conn, &transport); err != nil {
+			s.log.Warn("rtsp: cannot serve the track", "path", path, "track", track, "error", err)
+		}
+	}
 	return response(base.StatusOK), ss.stream, nil
 }
 
@@ -141,21 +139,8 @@ func trackID(u *base.URL) int {
 // OnResponse implements a hook of the library: it runs ahead of the response's write.
 func (s *Server) OnResponse(conn *gortsplib.ServerConn, res *base.Response) {
 	res.Header["Server"] = base.HeaderValue{"cfpipe"}
-	c := connOf(conn)
-	if c.setup == nil {
-		return
-	}
-	setup := c.setup
-	c.setup = nil
-	if res.StatusCode != base.StatusOK {
-		return
-	}
-	var transport headers.Transport
-	if err := transport.Unmarshal(res.Header["Transport"]); err != nil {
-		return
-	}
-	if err := setup.session.agree(setup.track, c, &transport); err != nil {
-		s.log.Warn("rtsp: cannot serve the track", "path", setup.session.path, "track", setup.track, "error", err)
+	if c := connOf(conn); c.amend != nil {
+		c.amend(res)
 	}
 }
 
@@ -170,7 +155,7 @@ func (ss *session) agree(track int, c *serverConn, transport *headers.Transport)
 	if err != nil {
 		return err
 	}
-	send := &packetSender{packets: p}
+	send := &packetSender{}
 	switch {
 	case transport.InterleavedIDs != nil:
 		if id := transport.InterleavedIDs[0]; id < 0 || id > 254 { // a channel is one byte in the frame
@@ -189,79 +174,81 @@ func (ss *session) agree(track int, c *serverConn, transport *headers.Transport)
 	default:
 		return errors.New("neither channels nor ports were agreed")
 	}
-	ss.sends[track] = send
+	ss.sends[track], ss.packets[track] = send, p
 	return nil
 }
 
 // OnPlay implements a hook of the library.
 func (s *Server) OnPlay(ctx *gortsplib.ServerHandlerOnPlayCtx) (*base.Response, error) {
-	if g, ok := ctx.Session.UserData().(*multicastGroup); ok {
-		if err := g.play(); err != nil {
-			return response(statusOf(err)), nil
+	conn := connOf(ctx.Conn)
+	at := &base.URL{Scheme: ctx.Request.URL.Scheme, Host: ctx.Request.URL.Host, Path: ctx.Session.SetuppedPath(), RawQuery: ctx.Session.SetuppedQuery()}
+	var info headers.RTPInfo
+	var err error
+	start := func() {}
+	switch u := ctx.Session.UserData().(type) {
+	case *multicastGroup:
+		info, start, err = u.join(ctx.Session, at)
+	case *session:
+		if len(u.sends) == 0 {
+			return response(base.StatusBadRequest), nil
 		}
-		return response(base.StatusOK), nil
-	}
-	ss, ok := ctx.Session.UserData().(*session)
-	if !ok {
+		if u.now != nil { // PLAY again: it plays already
+			break
+		}
+		if info, start, err = u.play(at); err != nil {
+			break
+		}
+		s.mu.Lock()
+		s.active[u] = struct{}{}
+		s.mu.Unlock()
+		if !u.played {
+			u.played = true
+			s.log.Info("rtsp: reader", "path", u.path, "peer", conn.RemoteAddr().String(), "transport", ctx.Session.SetuppedTransport().String())
+		}
+		if u.interleaved() {
+			conn.setPlaying(true)
+		}
+	default:
 		return response(base.StatusBadRequest), nil
 	}
-	if ss.started { // PLAY again: it plays already
-		return response(base.StatusOK), nil
-	}
-	var tracks []int
-	for t := range ss.sends {
-		tracks = append(tracks, t)
-	}
-	if len(tracks) == 0 {
-		return response(base.StatusBadRequest), nil
-	}
-	reader, err := s.o.Catalog.Open(ss.path, tracks)
 	if err != nil {
-		s.log.Debug("rtsp: open", "path", ss.path, "error", err)
+		s.log.Debug("rtsp: play", "path", pathOf(ctx.Path), "error", err)
+		if errors.Is(err, ErrStreamChanged) {
+			ctx.Session.Close() // the reader has to ask for the description again
+		}
 		return response(statusOf(err)), nil
 	}
-	ss.started = true
-	s.mu.Lock()
-	s.active[ss] = struct{}{}
-	s.mu.Unlock()
-	s.log.Info("rtsp: reader", "path", ss.path, "peer", ctx.Conn.NetConn().RemoteAddr().String(), "transport", ctx.Session.SetuppedTransport().String())
-
-	ss.done.Add(len(tracks))
-	s.sessions.Add(1)
-	go func() {
-		defer s.sessions.Done()
-		ss.done.Wait()
-		reader.Close()
-	}()
-	c := connOf(ctx.Conn)
-	if ss.sends[tracks[0]].conn != nil {
-		c.setPlaying()
-	}
-	start := func() { // packets follow the response
-		for _, t := range tracks {
-			go func() {
-				defer ss.done.Done()
-				if err := ss.run(reader, t); err != nil && ss.ctx.Err() == nil {
-					s.log.Info("rtsp: reader dropped", "path", ss.path, "peer", c.RemoteAddr().String(), "cause", err)
-				}
-				ss.cancel()
-				ctx.Session.Close()
-			}()
+	conn.amend = func(res *base.Response) {
+		res.Header["Range"] = base.HeaderValue{"npt=now-"}
+		if len(info) > 0 {
+			res.Header["RTP-Info"] = info.Marshal()
 		}
 	}
-	c.write.Lock()
-	c.afterWrite = start
-	c.write.Unlock()
-	context.AfterFunc(ss.ctx, func() { // a write that hangs must not outlive the session; a response that never went out must not leave done waiting
-		c.write.Lock()
-		pending := c.afterWrite != nil
-		c.afterWrite = nil
-		c.write.Unlock()
-		if pending {
-			start()
-		}
-	})
+	conn.follow(start) // packets follow the response
 	return response(base.StatusOK), nil
+}
+
+// statusPaused is what OnPause tells the library, and the peer hears OK. To the library the session goes on playing, so that it keeps
+// to its timeouts and takes the receiver reports that come in between: what is paused is ours alone.
+const statusPaused = base.StatusContinue
+
+// OnPause implements a hook of the library.
+func (s *Server) OnPause(ctx *gortsplib.ServerHandlerOnPauseCtx) (*base.Response, error) {
+	conn := connOf(ctx.Conn)
+	switch u := ctx.Session.UserData().(type) {
+	case *multicastGroup:
+		u.rest(ctx.Session)
+	case *session:
+		u.pause()
+		s.inactive(u)
+		if u.interleaved() {
+			conn.setPlaying(false)
+		}
+	default:
+		return response(base.StatusMethodNotValidInThisState), nil
+	}
+	conn.amend = func(res *base.Response) { res.StatusCode = base.StatusOK }
+	return response(statusPaused), nil
 }
 
 // OnSessionClose implements a hook of the library.
@@ -270,44 +257,54 @@ func (s *Server) OnSessionClose(ctx *gortsplib.ServerHandlerOnSessionCloseCtx) {
 	switch u := ctx.Session.UserData().(type) {
 	case *session:
 		u.cancel()
-		if u.started {
+		if u.played {
 			s.log.Info("rtsp: reader left", "path", u.path)
 		}
-		s.mu.Lock()
-		delete(s.active, u)
-		s.mu.Unlock()
+		s.inactive(u)
 		u.stream.Close()
 	case *multicastGroup:
-		u.leave()
+		u.leave(ctx.Session)
 	case *publishing:
 		u.end(ctx.Error)
 	}
 }
 
-// run sends one track until the reader ends or the peer does not take it any more.
-func (ss *session) run(reader StreamReader, track int) error {
-	send := ss.sends[track]
-	for {
-		u, err := reader.Next(ss.ctx, track)
-		if err != nil {
-			return err
-		}
-		if err := send.packets.unit(u); err != nil {
-			if !send.warned { // once: a stream that RTP cannot carry fails with every picture
-				send.warned = true
-				ss.server.log.Warn("rtsp: access unit not sent", "path", ss.path, "track", ss.tracks[track].Name, "error", err)
-			}
-			continue
-		}
-		if send.conn != nil {
-			err = send.conn.writeFrames(send.packets.buf)
-		} else {
-			err = send.datagrams(ss.ctx, ss.server)
-		}
-		if err != nil {
-			return err
-		}
+func (s *Server) inactive(ss *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.active, ss)
+}
+
+// interleaved says whether the packets go over the control connection.
+func (ss *session) interleaved() bool {
+	for _, send := range ss.sends {
+		return send.conn != nil
 	}
+	return false
+}
+
+// send makes packets of an access unit and sends them. Over TCP that is one piece with what ends ctx: nothing follows the response to PAUSE.
+func (ss *session) send(ctx context.Context, track int, u media.Packet) error {
+	send, packets := ss.sends[track], ss.packets[track]
+	if send.conn != nil {
+		send.conn.write.Lock()
+		defer send.conn.write.Unlock()
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := packets.unit(u); err != nil {
+		if !send.warned { // once: a stream that RTP cannot carry fails with every picture
+			send.warned = true
+			ss.server.log.Warn("rtsp: access unit not sent", "path", ss.path, "track", ss.tracks[track].Name, "error", err)
+		}
+		return nil
+	}
+	if send.conn != nil {
+		_, err := send.conn.Conn.Write(packets.buf)
+		return err
+	}
+	return send.datagrams(ss.ctx, ss.server, packets)
 }
 
 // A receiver's socket buffer holds about 90 full datagrams by default, and a keyframe or the catch-up of a late joiner is
@@ -318,15 +315,15 @@ const (
 )
 
 // datagrams sends the packets of one access unit by UDP.
-func (p *packetSender) datagrams(ctx context.Context, s *Server) error {
-	if len(p.packets.report) > 0 {
-		_, _ = s.rtcp.WriteToUDPAddrPort(p.packets.report, p.rtcp)
+func (p *packetSender) datagrams(ctx context.Context, s *Server, packets *packetiser) error {
+	if len(packets.report) > 0 {
+		_, _ = s.rtcp.WriteToUDPAddrPort(packets.report, p.rtcp)
 	}
 	if time.Since(p.lastSent) > udpPause {
 		p.burst = 0
 	}
 	from := 0
-	for _, end := range p.packets.ends {
+	for _, end := range packets.ends {
 		if s.o.Loss > 0 && rand.Float64() < s.o.Loss {
 			from = end
 			continue
@@ -340,7 +337,7 @@ func (p *packetSender) datagrams(ctx context.Context, s *Server) error {
 			}
 		}
 		// A closed port on the other side or a full queue is not the session's end: the session times out, or the reader is back.
-		if _, err := s.rtp.WriteToUDPAddrPort(p.packets.buf[from:end], p.rtp); errors.Is(err, net.ErrClosed) {
+		if _, err := s.rtp.WriteToUDPAddrPort(packets.buf[from:end], p.rtp); errors.Is(err, net.ErrClosed) {
 			return err
 		}
 		from = end

@@ -25,11 +25,11 @@ type Options struct {
 	Username, Password string     // both empty: no authentication
 	Multicast          string     // a range such as "239.255.42.0/24"; "" refuses multicast
 	Loss               float64    // part of the RTP packets over UDP that get lost
-	Left               func(Sent) // a reader has left; called from several goroutines, must not block; may be nil
+	Left               func(Sent) // a reader has left, or pauses; called from several goroutines, must not block; may be nil
 	Logger             *slog.Logger
 }
 
-// Sent is what one reader was given of a camera's video, by the camera's clock.
+// Sent is what one reader was given of a camera's video without a pause, by the camera's clock.
 type Sent struct {
 	Camera int       `json:"camera"`
 	Units  int       `json:"access_units"`
@@ -123,7 +123,7 @@ func (c *catalog) Tracks(path string) ([]media.Track, error) {
 }
 
 // Open implements rtsp.Catalog: a reader starts at the last keyframe, like one who was there a moment longer.
-func (c *catalog) Open(path string, _ []int) (rtsp.StreamReader, error) {
+func (c *catalog) Open(path string, _ []media.Track, _ []int) (rtsp.StreamReader, error) {
 	i, err := c.camera(path)
 	if err != nil {
 		return nil, err

@@ -41,10 +41,10 @@ func TestTimeGoesOn(t *testing.T) {
 		{Track: media.Track{CodecID: media.AAC}, units: []unit{{key: true}, {pts: 2e6, dts: 2e6, key: true}}},
 	}, duration: 4e6}
 	c := newCatalog(clip, 3, time.Now(), nil)
-	_, err := c.Open("cam3", nil)
+	_, err := c.Open("cam3", nil, nil)
 	require.Error(t, err)
 	for _, path := range []string{"cam0", "cam1", "cam2"} {
-		r, err := c.Open(path, []int{0, 1})
+		r, err := c.Open(path, clip.Tracks(), []int{0, 1})
 		require.NoError(t, err)
 		for track, step := range []int64{1e6, 2e6} {
 			u, err := r.Next(context.Background(), track)

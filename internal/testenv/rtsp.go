@@ -18,6 +18,7 @@ type RTSP struct {
 	Conn    net.Conn
 	URL     string
 	Session string
+	Passed  func(channel byte, packet []byte) // is shown the frames that Do passes over; may be nil
 
 	t    testing.TB
 	r    *bufio.Reader
@@ -64,7 +65,9 @@ func (c *RTSP) Do(method, url string, headers ...string) (status int, header map
 		if b[0] != '$' {
 			break
 		}
-		c.Frame()
+		if channel, packet := c.Frame(); c.Passed != nil {
+			c.Passed(channel, packet)
+		}
 	}
 	line := c.line()
 	status, err = strconv.Atoi(strings.Fields(line)[1])
