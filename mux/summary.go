@@ -21,7 +21,7 @@ type Summary struct {
 	Packets       int   // access units of video; -1 = only a reader of the whole file could tell: of all but MP4
 	Keyframes     int   // the same
 	Bytes         int64 // that can be played; what follows was cut off
-	Complete      bool  // it has its end: the index, the duration. Transport streams have none and are complete always
+	Complete      bool  // it has its end: the index, the duration, the mark of a transport stream. One from elsewhere has none, and is complete always
 }
 
 // ErrNoRecording says that a file is none that can be read.
@@ -83,7 +83,9 @@ func summarizeStreams(ctx context.Context, f *os.File, size int64) (s Summary, e
 	if s.Begin, err = firstPicture(in); err != nil {
 		return s, err
 	}
-	if s.Complete = in.HasDuration(); s.Complete {
+	ends := in.HasDuration()
+	s.Complete = ends && !tsCut(f, size)
+	if ends {
 		if s.End = in.VideoEnd(); s.End == 0 { // Matroska tells one duration, from time zero to the end of picture or sound
 			s.End = in.Duration()
 		}

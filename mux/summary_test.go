@@ -80,7 +80,7 @@ func TestSummarize(t *testing.T) {
 // A file that was cut off anywhere tells of what can be played, and is never complete; one without pictures is no recording.
 func TestSummarizeCutOff(t *testing.T) {
 	s := clip(t, "320x180", 3, clips.X264)
-	for _, f := range []Format{FMP4, MKV} {
+	for _, f := range []Format{FMP4, MKV, TS} {
 		path := filepath.Join(t.TempDir(), "x"+f.Extension())
 		out, err := os.Create(path)
 		require.NoError(t, err)
@@ -113,7 +113,7 @@ func TestSummarizeCutOff(t *testing.T) {
 			require.False(t, got.Complete, n)
 			require.GreaterOrEqual(t, got.End, end, "%s cut at %d", f, n)
 			end = got.End
-			if f == MKV {
+			if f != FMP4 {
 				require.Equal(t, []int{-1, -1}, []int{got.Packets, got.Keyframes})
 				continue
 			}
@@ -122,7 +122,29 @@ func TestSummarizeCutOff(t *testing.T) {
 		}
 		require.NotZero(t, found)
 		require.Greater(t, end, 45*40*time.Millisecond)
-		require.True(t, f == MKV || last > 45)
+		require.True(t, f != FMP4 || last > 45)
+	}
+}
+
+// A transport stream is cut off when it says of itself that its end is marked, and it is not; one that says nothing is whole, as far as can be told.
+func TestTransportStreamCut(t *testing.T) {
+	s := clip(t, "320x180", 3, clips.X264)
+	r := record(t, s, TS, time.Hour)
+	r.write(t, s.Packets)
+	require.NoError(t, r.Close())
+	path := r.segments[0].Path
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Zero(t, len(b)%tsPacket)
+	for name, c := range map[string]struct {
+		b        []byte
+		complete bool
+	}{
+		"whole": {b, true}, "without its end": {b[:len(b)-tsPacket], false}, "in the last packet": {b[:len(b)-1], false}, "half": {b[:len(b)/2], false},
+		"of an older version": {b[tsPacket : len(b)-tsPacket], true}, "older, half": {b[tsPacket : len(b)/2], true},
+	} {
+		require.NoError(t, os.WriteFile(path, c.b, 0o600))
+		require.Equal(t, c.complete, summary(t, path).Complete, name)
 	}
 }
 

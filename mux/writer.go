@@ -116,6 +116,11 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 		}
 		streams = append(streams, w.audio)
 	}
+	if w.marked() {
+		if _, err := o.Out.Write(tsBegin); err != nil {
+			return nil, err
+		}
+	}
 	options, metadata := muxerOptions(o)
 	w.hold = o.Format == FMP4 || o.Format == MP4 || !o.Live
 	w.out, err = av.NewOutput(av.OutputOptions{
@@ -133,6 +138,9 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 	}
 	return w, nil
 }
+
+// marked says whether the output is a file that tells a whole one from one that was cut off by marks.
+func (w *Writer) marked() bool { return w.o.Format == TS && w.o.Seek }
 
 // liveFlush is the length of fragments and clusters of streams that someone watches.
 const liveFlush = 100 * time.Millisecond
@@ -301,6 +309,11 @@ func (w *Writer) Finish(next int64) (end int64, err error) {
 	}
 	if err := w.out.Finish(); err != nil {
 		return end, err
+	}
+	if w.marked() {
+		if _, err := w.o.Out.Write(tsEnd); err != nil {
+			return end, err
+		}
 	}
 	if w.o.OnFlush != nil {
 		return end, w.o.OnFlush()

@@ -17,12 +17,18 @@ import (
 // A file that was cut off is read once, when its recorder begins the next one: from then on a query that is not about its time leaves it alone. One that
 // grows all the same is asked again.
 func TestCutIsReadOnce(t *testing.T) {
+	for _, f := range []mux.Format{mux.MKV, mux.TS} {
+		t.Run(string(f), func(t *testing.T) { testCutIsReadOnce(t, f) })
+	}
+}
+
+func testCutIsReadOnce(t *testing.T, format mux.Format) {
 	testenv.Watchdog(t, time.Minute)
 	testenv.CheckLeaks(t)
 	s := camera(t, "320x180", 10, clips.X264)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.db")
-	out, err := mux.ParsePattern(filepath.Join(dir, "%{key}-%H-%M-%S.mkv"), "door")
+	out, err := mux.ParsePattern(filepath.Join(dir, "%{key}-%H-%M-%S"+format.Extension()), "door")
 	require.NoError(t, err)
 	w := NewWriter(WriterOptions{Path: path})
 	stop := run(t, w)
@@ -31,7 +37,7 @@ func TestCutIsReadOnce(t *testing.T) {
 		t.Helper()
 		f, err := out.Create(start)
 		require.NoError(t, err)
-		m, err := mux.NewWriter(mux.WriterOptions{Format: mux.MKV, Video: s.Video, Key: s.Packets[0].Data, Out: f, Seek: true, Start: s.Packets[0].DTS, Title: "door"})
+		m, err := mux.NewWriter(mux.WriterOptions{Format: format, Video: s.Video, Key: s.Packets[0].Data, Out: f, Seek: true, Start: s.Packets[0].DTS, Title: "door"})
 		require.NoError(t, err)
 		for _, p := range s.Packets {
 			if p.Track == mux.VideoTrack {
