@@ -168,13 +168,15 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 		r.on.files, r.on.written, r.on.path, r.on.from = 0, 0, "", time.Time{}
 	}
 	r.on.now = *ev
-	r.remember()
 	r.o.Counter.event.Store(true)
 	defer r.o.Counter.event.Store(false)
 
 	reading, stop := r.untilSilent(ctx)
 	defer func() { stop() }()
 	view := viewRing(r.o.Key)
+	if view.reach == 0 { // nothing is there to be read; else the disk has to wait, since the ring does not
+		r.remember()
+	}
 	start, written := ev.Start, r.on.written
 	if !r.on.from.IsZero() {
 		start = r.on.from
@@ -207,6 +209,7 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 		return true, nil
 	}
 	defer in.Close()
+	r.remember()
 	in.shift = int64(view.shift)
 	r.begins(in)
 	defer func() {
