@@ -44,7 +44,8 @@ stored as they are, in MP4's QuickTime flavour. Audio that the format cannot hol
 With --on-event it records around events alone: it waits for cfpipe trigger KEY, reads nothing meanwhile, and then records from the
 keyframe at or before the trigger less --pre until --post after it. A trigger while an event is recorded prolongs it. The time before
 the trigger comes from the packet ring: how far that reaches back is logged, with a warning when --pre is longer. --longest ends an event
-that nobody stops; what other triggers ask for beyond it is the next event, without a gap. --segment cuts a long event into files.
+that nobody stops; what other triggers ask for beyond it is the next event, without a gap. --segment cuts a long event into files. A recorder
+that is started again in an event, after it was killed or upgraded, goes on with it.
 
 --fsync says when data is forced to the disk: with "fragment" a loss of power costs the second in flight; "segment" does it
 when a file is finished; with "never" (the default) the kernel writes within about 30 s. A killed process costs the
