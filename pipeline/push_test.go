@@ -25,6 +25,8 @@ import (
 // noStreams is the catalog of a server that is only published to.
 type noStreams struct{}
 
+func (noStreams) Paths() []string { return nil }
+
 func (noStreams) Tracks(string) ([]media.Track, error) { return nil, os.ErrNotExist }
 func (noStreams) Open(string, []media.Track, []int) (rtsp.StreamReader, error) {
 	return nil, os.ErrNotExist

@@ -39,6 +39,8 @@ type RelayOptions struct {
 
 	Logger *slog.Logger // nil = slog.Default()
 
+	grace time.Duration // see relayGrace; 0 = that; for tests
+
 	OnListen func(RelayAddress) // called once the server listens; may be nil
 	OnStream func(key string)   // called when a key can be read that could not be before; may be nil
 }
@@ -213,6 +215,20 @@ func (c *relayCatalog) track(key string) (media.Track, error) {
 	}
 	defer c.hubs.release(h)
 	return trackOf(h.sub.Info()), nil
+}
+
+// Paths implements rtsp.Catalog.
+func (c *relayCatalog) Paths() (keys []string) {
+	list, err := framering.List(c.o.RuntimeDir)
+	if err != nil {
+		c.o.Logger.Warn("relay: cannot list the keys of this host", "error", err)
+	}
+	for _, p := range list {
+		if p.Alive && serves(c.o.Keys, p.Key) {
+			keys = append(keys, p.Key)
+		}
+	}
+	return keys
 }
 
 // Tracks implements rtsp.Catalog.

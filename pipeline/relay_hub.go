@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,12 @@ import (
 // keyTimeout bounds the handshake with a publisher that does not answer.
 const keyTimeout = 3 * time.Second
 
+// relayGrace is how long sessions wait for the next publisher of their key: as long as a supervisor may take to start it again.
+const relayGrace = 60 * time.Second
+
+// errKeyGone ends the sessions of a key that is not published any more.
+var errKeyGone = errors.New("the key is not published any more")
+
 // relayHubs are the keys that a relay reads now. A publisher's table has room for about 30 subscribers, all other programs
 // included; so all sessions of a key share one subscription, and have cursors of their own in its ring.
 type relayHubs struct {
@@ -23,6 +30,7 @@ type relayHubs struct {
 // relayHub is the subscription to one key. It follows the publisher and says which ring is the newest one.
 type relayHub struct {
 	key    string
+	grace  time.Duration
 	users  int // of relayHubs.mu
 	begin  sync.Once
 	failed error // of begin
@@ -42,7 +50,7 @@ func (r *relayHubs) acquire(o RelayOptions, key string) (*relayHub, error) {
 	r.mu.Lock()
 	h := r.keys[key]
 	if h == nil {
-		h = &relayHub{key: key, changed: make(chan struct{}), done: make(chan struct{})}
+		h = &relayHub{key: key, grace: cmp.Or(o.grace, relayGrace), changed: make(chan struct{}), done: make(chan struct{})}
 		if r.keys == nil {
 			r.keys = map[string]*relayHub{}
 		}
@@ -146,6 +154,7 @@ func (c *relayCursor) attach(generation int, path string, from packetring.Positi
 
 // next returns the next packet, of the next publisher where one ends. restarted says that it is the first one of its ring.
 func (c *relayCursor) next(ctx context.Context) (p packetring.Packet, restarted bool, err error) {
+	var gone <-chan time.Time
 	for {
 		if c.ring != nil {
 			p, err := c.ring.Next(ctx)
@@ -172,8 +181,13 @@ func (c *relayCursor) next(ctx context.Context) (p packetring.Packet, restarted 
 				continue
 			}
 		}
+		if gone == nil {
+			gone = time.After(c.hub.grace)
+		}
 		select {
 		case <-changed:
+		case <-gone:
+			return p, false, errKeyGone
 		case <-ctx.Done():
 			return p, false, ctx.Err()
 		}

@@ -5,7 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -155,6 +158,43 @@ func TestRelayPublisherRestart(t *testing.T) {
 	pictures(3, nil)
 }
 
+// A key that is taken away for good ends its sessions, with a line in the log; until then they wait for the next publisher.
+func TestRelayKeyTakenAway(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	dir := t.TempDir()
+	clip, err := testcam.EmbeddedClip("h264", true)
+	require.NoError(t, err)
+	l := publishClip(t, dir, relayKey(t), clip, time.Second)
+	var log testenv.Log
+	addr := startRelay(t, RelayOptions{RuntimeDir: dir, grace: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	ffmpeg := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-rtsp_transport", "udp", "-i", "rtsp://"+addr+"/"+l.key, "-c", "copy", "-f", "null", "-")
+	reader := testenv.StartCmd(t, ffmpeg)
+	c := testenv.DialRTSP(t, addr, l.key)
+	c.Play(2)
+	c.Frame()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if n := strings.Count(log.String(), "rtsp: reader"); n < 2 {
+			return fmt.Errorf("%d readers", n)
+		}
+		return nil
+	})
+	begin := time.Now()
+	l.stop()
+	_ = c.Conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	for err == nil {
+		_, _, err = c.TryFrame()
+	}
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the session stands for ever")
+	require.Greater(t, time.Since(begin), 900*time.Millisecond, "it did not wait for the next publisher")
+	require.Contains(t, log.String(), errKeyGone.Error())
+	_ = reader.WaitFor(t, 20*time.Second) // over UDP it hears of it by its control connection
+	require.NotNil(t, reader.ProcessState)
+	status, _, _ := testenv.DialRTSP(t, addr, l.key).Do("DESCRIBE", "rtsp://"+addr+"/"+l.key)
+	require.Equal(t, 404, status)
+	require.Contains(t, log.String(), "there_is=nothing")
+}
+
 // Reading is on demand: the publisher has no subscriber without an RTSP reader, and none is left behind by 50 of them.
 func TestRelayOnDemand(t *testing.T) {
 	testenv.CheckLeaks(t)
@@ -205,6 +245,7 @@ func TestRelayPaths(t *testing.T) {
 			require.Contains(t, body, "H265/90000")
 			require.Contains(t, strings.ToLower(body), "mpeg4-generic/16000")
 			require.Contains(t, body, "sprop-sps")
+			require.Contains(t, body, "a=control:trackID=0\r\na=framerate:25\r\n")
 		}
 		if path == a.key+"-audio" {
 			require.NotContains(t, body, "m=video")

@@ -6,9 +6,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 
 	"github.com/bluenviron/gortsplib/v4/pkg/description"
 	"github.com/bluenviron/gortsplib/v4/pkg/format"
+	codech265 "github.com/bluenviron/mediacommon/v2/pkg/codecs/h265"
 	"github.com/bluenviron/mediacommon/v2/pkg/codecs/mpeg4audio"
 
 	"github.com/cfpipe/cfpipe/internal/bitstream"
@@ -105,6 +108,44 @@ func describe(tracks []media.Track) (*description.Session, error) {
 		desc.Medias = append(desc.Medias, &description.Media{Type: typ, Formats: []format.Format{f}})
 	}
 	return desc, nil
+}
+
+// marshalSDP writes the description, with the frame rates that the parameter sets declare.
+func marshalSDP(desc *description.Session, tracks []media.Track) ([]byte, error) {
+	for i, m := range desc.Medias {
+		m.Control = controlOf(i)
+	}
+	sdp, err := desc.Marshal(false)
+	if err != nil {
+		return nil, err
+	}
+	for i, t := range tracks {
+		if fps := declaredRate(t); fps > 0 {
+			control := "a=control:" + controlOf(i) + "\r\n"
+			sdp = bytes.Replace(sdp, []byte(control), fmt.Appendf(nil, "%sa=framerate:%s\r\n", control, strconv.FormatFloat(fps, 'f', -1, 64)), 1)
+		}
+	}
+	return sdp, nil
+}
+
+// controlOf is the control URL of a track, below that of its stream.
+func controlOf(track int) string { return "trackID=" + strconv.Itoa(track) }
+
+// declaredRate is how many pictures a second a track declares, to the thousandth; 0 when it does not.
+func declaredRate(t media.Track) (fps float64) {
+	forEachParameterSet(t, func(nal []byte) {
+		sps, ok := bitstream.ParseSPS(t.CodecID, nal)
+		if ok && t.CodecID == media.HEVC { // our own reader stops ahead of it
+			var all codech265.SPS
+			if all.Unmarshal(nal) == nil {
+				sps.FPS = all.FPS()
+			}
+		}
+		if sps.FPS > 0.1 && sps.FPS < 1000 {
+			fps = math.Round(sps.FPS*1000) / 1000
+		}
+	})
+	return fps
 }
 
 func keepFirst(have, nal []byte) []byte {

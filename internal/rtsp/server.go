@@ -41,6 +41,8 @@ const (
 type Catalog interface {
 	// Tracks describes the stream at a path (no slash in front). An error that is os.ErrNotExist is answered with 404.
 	Tracks(path string) ([]media.Track, error)
+	// Paths lists what there is now, for the log.
+	Paths() []string
 	// Open begins to read the stream for one session. described are the tracks that the session knows of: when they are others now, the
 	// error is ErrStreamChanged. tracks holds the indices that it asked for.
 	Open(path string, described []media.Track, tracks []int) (StreamReader, error)
@@ -105,7 +107,8 @@ type Server struct {
 	groups map[string]*multicastGroup // by path
 	active map[*session]struct{}
 	guests map[*gortsplib.ServerSession]*serverConn // what was granted, and to which connection
-	full   rarely
+
+	full, absent, denied, noTLS rarely // what peers may bring up at any rate
 }
 
 // NewServer listens and serves until Close. A taken port is an error that names it.
@@ -176,7 +179,13 @@ func (s *Server) Sessions() int {
 }
 
 func (s *Server) authorised(conn *gortsplib.ServerConn, req *base.Request) bool {
-	return s.o.Username == "" && s.o.Password == "" || conn.VerifyCredentials(req, s.o.Username, s.o.Password)
+	if s.o.Username == "" && s.o.Password == "" || conn.VerifyCredentials(req, s.o.Username, s.o.Password) {
+		return true
+	}
+	if len(req.Header["Authorization"]) > 0 && s.denied.now() {
+		s.log.Warn("rtsp: wrong user name or password", "peer", conn.NetConn().RemoteAddr().String())
+	}
+	return false
 }
 
 var unauthorised = liberrors.ErrServerAuth{}
@@ -258,24 +267,61 @@ func (s *Server) OnDescribe(ctx *gortsplib.ServerHandlerOnDescribeCtx) (*base.Re
 	}
 	tracks, err := s.o.Catalog.Tracks(pathOf(ctx.Path))
 	if err != nil {
-		s.log.Debug("rtsp: describe", "path", pathOf(ctx.Path), "error", err)
-		return response(statusOf(err)), nil, nil
+		return s.refuse(ctx.Conn, ctx.Path, err), nil, nil
 	}
 	desc, err := describe(tracks)
 	if err != nil {
 		s.log.Warn("rtsp: cannot describe the stream", "path", pathOf(ctx.Path), "error", err)
 		return response(base.StatusServiceUnavailable), nil, nil
 	}
-	for i, m := range desc.Medias {
-		m.Control = fmt.Sprintf("trackID=%d", i)
-	}
-	body, err := desc.Marshal(false)
-	if err != nil {
+	res := response(base.StatusOK)
+	if res.Body, err = marshalSDP(desc, tracks); err != nil {
 		return response(base.StatusInternalServerError), nil, nil
 	}
-	res := response(base.StatusOK)
-	res.Body = body
 	return res, nil, nil
+}
+
+// OnGetParameter implements a hook of the library. Readers ask it to keep a session, or a connection, alive.
+func (s *Server) OnGetParameter(*gortsplib.ServerHandlerOnGetParameterCtx) (*base.Response, error) {
+	return response(base.StatusOK), nil
+}
+
+// refuse is the response to a request for a path that is not there or cannot be had. The log says what there is instead.
+func (s *Server) refuse(conn *gortsplib.ServerConn, path string, err error) *base.Response {
+	res := response(statusOf(err))
+	if !s.absent.now() {
+		return res
+	}
+	attrs := []any{"path", pathOf(path), "peer", conn.NetConn().RemoteAddr().String(), "status", int(res.StatusCode), "error", err}
+	if res.StatusCode == base.StatusNotFound {
+		attrs = append(attrs, "there_is", some(s.o.Catalog.Paths()))
+	}
+	s.log.Warn("rtsp: a reader was refused", attrs...)
+	return res
+}
+
+// some is a list that fits a line.
+func some(paths []string) string {
+	const most = 20
+	switch n := len(paths); {
+	case n == 0:
+		return "nothing"
+	case n > most:
+		return fmt.Sprintf("%s and %d more", strings.Join(paths[:most], " "), n-most)
+	}
+	return strings.Join(paths, " ")
+}
+
+// OnConnClose implements a hook of the library: what stands in a reader's way at the TLS port is told on this side too.
+func (s *Server) OnConnClose(ctx *gortsplib.ServerHandlerOnConnCloseCtx) {
+	var noTLS tls.RecordHeaderError
+	var net *net.OpError
+	switch peer := ctx.Conn.NetConn().RemoteAddr().String(); {
+	case errors.As(ctx.Error, &noTLS) && s.noTLS.now():
+		s.log.Warn("rtsp: a peer speaks no TLS on the port for it: its URL has to begin with rtsps://", "peer", peer)
+	case errors.As(ctx.Error, &net) && net.Op == "remote error" && s.noTLS.now():
+		s.log.Warn("rtsp: a peer does not accept this server's TLS", "peer", peer, "error", net.Err)
+	}
 }
 
 // OnStreamWriteError implements a hook of the library: multicast alone passes through the library's queue.

@@ -57,8 +57,9 @@ func FuzzExtradata(f *testing.F) {
 			codecs = []uint32{media.AAC, media.Opus, media.PCMAlaw, media.PCMS16BE, media.G726}
 		}
 		for _, c := range codecs {
-			if desc, err := describe([]media.Track{{Kind: media.KindOf(c), CodecID: c, Extradata: extradata}}); err == nil {
-				_, _ = desc.Marshal(false)
+			tracks := []media.Track{{Kind: media.KindOf(c), CodecID: c, Extradata: extradata}}
+			if desc, err := describe(tracks); err == nil {
+				_, _ = marshalSDP(desc, tracks)
 			}
 		}
 	})

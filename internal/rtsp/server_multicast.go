@@ -30,7 +30,7 @@ type multicastGroup struct {
 	closed  bool
 }
 
-func (s *Server) setupMulticast(session *gortsplib.ServerSession, conn *serverConn, path string) (*base.Response, *gortsplib.ServerStream, error) {
+func (s *Server) setupMulticast(session *gortsplib.ServerSession, conn *gortsplib.ServerConn, path string) (*base.Response, *gortsplib.ServerStream, error) {
 	if g, ok := session.UserData().(*multicastGroup); ok { // a further track
 		return response(base.StatusOK), g.stream, nil
 	}
@@ -53,9 +53,9 @@ func (s *Server) setupMulticast(session *gortsplib.ServerSession, conn *serverCo
 	})
 	if g.opened != nil {
 		g.leave(session)
-		return response(statusOf(g.opened)), nil, nil
+		return s.refuse(conn, path, g.opened), nil, nil
 	}
-	if !s.admit(session, conn) {
+	if !s.admit(session, connOf(conn)) {
 		g.leave(session)
 		return response(base.StatusServiceUnavailable), nil, nil
 	}

@@ -3,7 +3,6 @@ package rtsp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -143,7 +142,7 @@ func (p *player) expect(s *stretch, at *base.URL) headers.RTPInfo {
 		if k == nil {
 			continue
 		}
-		seq, e := k.seq, &headers.RTPInfoEntry{URL: fmt.Sprintf("%s/trackID=%d", at, t)}
+		seq, e := k.seq, &headers.RTPInfoEntry{URL: at.String() + "/" + controlOf(t)}
 		e.SequenceNumber = &seq
 		if pts, ok := firsts[t]; ok {
 			ticks := k.ticks(pts)

@@ -23,6 +23,8 @@ import (
 type emptyCatalog struct{}
 
 func (emptyCatalog) Tracks(string) ([]media.Track, error) { return nil, fmt.Errorf("nothing here") }
+func (emptyCatalog) Paths() []string                      { return nil }
+
 func (emptyCatalog) Open(string, []media.Track, []int) (rtsp.StreamReader, error) {
 	return nil, fmt.Errorf("nothing here")
 }

@@ -55,13 +55,13 @@ func (s *Server) OnSetup(ctx *gortsplib.ServerHandlerOnSetupCtx) (*base.Response
 	}
 	path := pathOf(ctx.Path)
 	if ctx.Transport == gortsplib.TransportUDPMulticast {
-		return s.setupMulticast(ctx.Session, conn, path)
+		return s.setupMulticast(ctx.Session, ctx.Conn, path)
 	}
 	ss, ok := ctx.Session.UserData().(*session)
 	if !ok {
 		tracks, stream, err := s.newStream(path)
 		if err != nil {
-			return response(statusOf(err)), nil, nil
+			return s.refuse(ctx.Conn, ctx.Path, err), nil, nil
 		}
 		if !s.admit(ctx.Session, conn) {
 			stream.Close()
@@ -139,6 +139,9 @@ func trackID(u *base.URL) int {
 // OnResponse implements a hook of the library: it runs ahead of the response's write.
 func (s *Server) OnResponse(conn *gortsplib.ServerConn, res *base.Response) {
 	res.Header["Server"] = base.HeaderValue{"cfpipe"}
+	if methods := res.Header["Public"]; s.o.Publish == nil && len(methods) == 1 { // the library names all that it has a hook for
+		res.Header["Public"] = base.HeaderValue{strings.NewReplacer("ANNOUNCE, ", "", "RECORD, ", "").Replace(methods[0])}
+	}
 	if c := connOf(conn); c.amend != nil {
 		c.amend(res)
 	}
@@ -212,11 +215,10 @@ func (s *Server) OnPlay(ctx *gortsplib.ServerHandlerOnPlayCtx) (*base.Response, 
 		return response(base.StatusBadRequest), nil
 	}
 	if err != nil {
-		s.log.Debug("rtsp: play", "path", pathOf(ctx.Path), "error", err)
 		if errors.Is(err, ErrStreamChanged) {
 			ctx.Session.Close() // the reader has to ask for the description again
 		}
-		return response(statusOf(err)), nil
+		return s.refuse(ctx.Conn, ctx.Path, err), nil
 	}
 	conn.amend = func(res *base.Response) {
 		res.Header["Range"] = base.HeaderValue{"npt=now-"}

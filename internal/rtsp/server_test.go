@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,6 +29,8 @@ type fakeCatalog struct {
 	open     atomic.Int32
 	tracks   []media.Track
 }
+
+func (c *fakeCatalog) Paths() []string { return []string{"live"} }
 
 func (c *fakeCatalog) Tracks(path string) ([]media.Track, error) {
 	if path != "live" {
@@ -75,7 +79,9 @@ func startServer(t *testing.T, o ServerOptions) *Server {
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"
 	}
-	o.Logger = slog.New(slog.DiscardHandler)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
 	s, err := NewServer(o)
 	require.NoError(t, err)
 	t.Cleanup(s.Close)
@@ -124,8 +130,15 @@ func TestStatus(t *testing.T) {
 	c := dial(t, s)
 	status, _, _ := c.Do("DESCRIBE", base+"/nothing")
 	require.Equal(t, 404, status)
-	status, _, _ = c.Do("OPTIONS", base)
-	require.Equal(t, 200, status)
+	for _, url := range []string{base, "*", base + "/live"} {
+		status, header, _ := c.Do("OPTIONS", url)
+		require.Equal(t, 200, status)
+		require.Equal(t, "DESCRIBE, SETUP, PLAY, PAUSE, GET_PARAMETER, TEARDOWN", header["public"], "what it does, and nothing else")
+	}
+	status, _, _ = c.Do("GET_PARAMETER", base+"/live")
+	require.Equal(t, 200, status, "before there is a session, too")
+	status, _, _ = c.Do("PLAY", base+"/live")
+	require.Equal(t, 501, status)
 	status, _, _ = c.Do("SETUP", base+"/live/trackID=0", "Transport: RTP/AVP;unicast;client_port=5000-5001")
 	require.Equal(t, 461, status, "UDP is refused where it is not served")
 	status, _, _ = dial(t, s).Do("SETUP", base+"/live/trackID=7", "Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
@@ -284,4 +297,54 @@ func TestPasswordIsNeeded(t *testing.T) {
 	status, _, body = c.Do("DESCRIBE", c.URL, "Authorization: Basic dTpw") // u:p
 	require.Equal(t, 200, status)
 	require.True(t, bytes.Contains([]byte(body), []byte("H264")))
+}
+
+// The log says what a reader of a path that is not there could have had, who had the wrong password, and who spoke no TLS to the port for it:
+// once a second, however many ask.
+func TestLogHelpsReaders(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 30*time.Second)
+	var log testenv.Log
+	made, err := servercert.SelfSigned()
+	require.NoError(t, err)
+	s := startServer(t, ServerOptions{Catalog: &fakeCatalog{size: 10, interval: time.Second}, RTPPort: -1, Username: "viewer", Password: "secret",
+		ListenTLS: "127.0.0.1:0", Certificate: func() *tls.Certificate { return made }, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	base := "rtsp://" + s.Addr().String()
+	const authorised, wrong = "Authorization: Basic dmlld2VyOnNlY3JldA==", "Authorization: Basic dmlld2VyOmd1ZXNz"
+	c := dial(t, s)
+	for range 50 {
+		status, _, _ := c.Do("DESCRIBE", base+"/Live", authorised)
+		require.Equal(t, 404, status)
+	}
+	require.Equal(t, 1, strings.Count(log.String(), "a reader was refused"), log.String())
+	require.Regexp(t, `path=Live peer=127.0.0.1:\d+ status=404 .*there_is=live`, log.String())
+
+	status, _, _ := dial(t, s).Do("DESCRIBE", base+"/live")
+	require.Equal(t, 401, status)
+	require.NotContains(t, log.String(), "wrong user name", "a reader asks without them first")
+	status, _, _ = dial(t, s).Do("DESCRIBE", base+"/live", wrong)
+	require.Equal(t, 401, status)
+	require.Contains(t, log.String(), "wrong user name or password")
+	require.NotContains(t, log.String(), "guess")
+
+	plain, err := net.Dial("tcp", s.TLSAddr().String())
+	require.NoError(t, err)
+	defer plain.Close()
+	_, err = plain.Write([]byte("OPTIONS * RTSP/1.0\r\nCSeq: 1\r\n\r\n"))
+	require.NoError(t, err)
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if !strings.Contains(log.String(), "rtsps://") {
+			return errors.New(log.String())
+		}
+		return nil
+	})
+	s.noTLS.last.Store(0) // the next line is due
+	_, err = tls.Dial("tcp", s.TLSAddr().String(), &tls.Config{ServerName: "elsewhere"})
+	require.Error(t, err)
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if !strings.Contains(log.String(), "does not accept this server's TLS") {
+			return errors.New(log.String())
+		}
+		return nil
+	})
 }

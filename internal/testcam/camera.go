@@ -114,6 +114,14 @@ func (c *catalog) camera(path string) (int, error) {
 	return i, nil
 }
 
+// Paths implements rtsp.Catalog.
+func (c *catalog) Paths() (paths []string) {
+	for i := range c.count {
+		paths = append(paths, fmt.Sprintf("cam%d", i))
+	}
+	return paths
+}
+
 // Tracks implements rtsp.Catalog.
 func (c *catalog) Tracks(path string) ([]media.Track, error) {
 	if _, err := c.camera(path); err != nil {
