@@ -96,10 +96,11 @@ func (c *Config) Summary() string {
 		shm += s.shmBytes()
 	}
 	text := fmt.Sprintf("%s: ok: %d cameras, %d streams, %d recordings", c.name, len(c.Cameras), len(streams), len(c.recordings()))
-	if r := c.Relay; r != nil && r.ListenTLS != "" {
-		text += ", relay on " + r.Listen + " and with TLS on " + r.ListenTLS
-	} else if r != nil {
+	if r := c.Relay; r != nil {
 		text += ", relay on " + r.Listen
+		if r.ListenTLS != "" {
+			text += ", with TLS on " + r.ListenTLS
+		}
 	}
 	if c.HTTP != nil {
 		text += ", http on " + c.HTTP.Listen
