@@ -51,14 +51,17 @@ int cfp_extradata(void *ctx, const uint8_t *data, size_t size)
 }
 
 // Takes NVDEC where the GPU can do what the stream asks for; else refuses all, so that the caller opens a software decoder with
-// threads of its own instead of one that runs in this context.
+// threads of its own instead of one that runs in this context. With pictures in parallel (hw->software) that would come too late: the
+// refusal is heard of pictures after the one that it is about. The threads are those of the software decoder then.
 static enum AVPixelFormat get_format(AVCodecContext *c, const enum AVPixelFormat *offered)
 {
     cfp_hw *hw = c->opaque;
     const AVPixFmtDescriptor *d = av_pix_fmt_desc_get(c->sw_pix_fmt);
-    int cuda = 0;
-    for (int i = 0; offered[i] != AV_PIX_FMT_NONE; i++)
+    int cuda = 0, software = 0;
+    for (int i = 0; offered[i] != AV_PIX_FMT_NONE; i++) {
         cuda |= offered[i] == AV_PIX_FMT_CUDA;
+        software |= offered[i] == c->sw_pix_fmt;
+    }
     hw->width = c->coded_width;
     hw->height = c->coded_height;
     hw->depth = d ? d->comp[0].depth : 0;
@@ -67,6 +70,8 @@ static enum AVPixelFormat get_format(AVCodecContext *c, const enum AVPixelFormat
         c->coded_width <= (int)hw->max_width && c->coded_height <= (int)hw->max_height &&
         c->coded_width >= (int)hw->min_width && c->coded_height >= (int)hw->min_height)
         return AV_PIX_FMT_CUDA;
+    if (hw->software && software)
+        return c->sw_pix_fmt;
     hw->refused = 1;
     return AV_PIX_FMT_NONE;
 }
@@ -89,8 +94,9 @@ int cfp_hw_open(void *ctx, int device, uintptr_t stream, cfp_hw *hw)
     return 0;
 }
 
-int cfp_send(void *ctx, void *packet, const uint8_t *data, size_t size, int64_t pts, int64_t dts, int key)
+int cfp_send(void *ctx, void *packet, const uint8_t *data, size_t size, int64_t pts, int64_t dts, int key, int ref_only)
 {
+    AVCodecContext *c = ctx;
     AVPacket *p = packet;
     int err;
     if (!data) // drain
@@ -101,7 +107,8 @@ int cfp_send(void *ctx, void *packet, const uint8_t *data, size_t size, int64_t 
     p->pts = pts;
     p->dts = dts;
     p->flags = key ? AV_PKT_FLAG_KEY : 0;
-    err = avcodec_send_packet(ctx, p);
+    c->skip_frame = ref_only ? AVDISCARD_NONREF : AVDISCARD_DEFAULT;
+    err = avcodec_send_packet(c, p);
     av_packet_unref(p);
     return err;
 }

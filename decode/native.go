@@ -32,13 +32,14 @@ type codec struct {
 type codecOptions struct {
 	name      string
 	extradata []byte
-	threads   int // 0 = slices of one picture on up to 4 cores, no delay; else that many, pictures in parallel, with delay
+	threads   int // see Options
 	lowDelay  bool
 
 	// NVDEC
-	caps   *caps // nil = software
-	device *cudavmm.Device
-	stream uintptr
+	caps     *caps // nil = software
+	software bool  // with threads > 1: the CPU takes what is beyond NVDEC
+	device   *cudavmm.Device
+	stream   uintptr
 }
 
 func openCodec(o codecOptions) (*codec, error) {
@@ -76,8 +77,10 @@ func (c *codec) open(found *astiav.Codec, o codecOptions) error {
 	c.cc.SetFlags(flags)
 	switch {
 	case o.caps != nil:
-		c.cc.SetThreadCount(1)
+		c.cc.SetThreadType(astiav.ThreadTypeFrame)
+		c.cc.SetThreadCount(max(1, o.threads))
 		c.hw = (*C.cfp_hw)(C.calloc(1, C.sizeof_cfp_hw))
+		c.hw.software = cBool(o.software && o.threads > 1)
 		c.hw.depths = C.uint32_t(o.caps.depths)
 		c.hw.max_width, c.hw.max_height = C.uint32_t(o.caps.maxWidth), C.uint32_t(o.caps.maxHeight)
 		c.hw.min_width, c.hw.min_height = C.uint32_t(o.caps.minWidth), C.uint32_t(o.caps.minHeight)
@@ -138,11 +141,11 @@ func answerOf(r C.int) (answer, error) {
 
 func (c *codec) send(p Packet) (answer, error) {
 	return answerOf(C.cfp_send(c.cc.UnsafePointer(), c.packet, (*C.uint8_t)(unsafe.SliceData(p.Data)), C.size_t(len(p.Data)),
-		C.int64_t(p.PTS), C.int64_t(p.DTS), cBool(p.Key)))
+		C.int64_t(p.PTS), C.int64_t(p.DTS), cBool(p.Key), cBool(p.RefOnly)))
 }
 
 // drain says that no more packets come before the next flush.
-func (c *codec) drain() { C.cfp_send(c.cc.UnsafePointer(), c.packet, nil, 0, 0, 0, 0) }
+func (c *codec) drain() { C.cfp_send(c.cc.UnsafePointer(), c.packet, nil, 0, 0, 0, 0, 0) }
 
 // flush forgets all pictures in flight; the next packet must be a keyframe.
 func (c *codec) flush() { C.cfp_flush(c.cc.UnsafePointer()) }
@@ -154,11 +157,11 @@ func (c *codec) receive() (answer, error) {
 
 func (c *codec) done() { C.cfp_unref(c.frame) }
 
-// refusal says what the stream asks of NVDEC that it cannot do, or "".
-func (c *codec) refusal() string {
-	if c.hw == nil || c.hw.refused == 0 {
-		return ""
-	}
+// refused says that the stream asks something of NVDEC that it cannot do.
+func (c *codec) refused() bool { return c.hw != nil && c.hw.refused != 0 }
+
+// asked is what the stream asks of NVDEC.
+func (c *codec) asked() string {
 	what := fmt.Sprintf("%d-bit 4:2:0 of %d×%d", c.hw.depth, c.hw.width, c.hw.height)
 	if c.hw.chroma_420 == 0 {
 		what = fmt.Sprintf("%d-bit other than 4:2:0 of %d×%d", c.hw.depth, c.hw.width, c.hw.height)

@@ -9,8 +9,9 @@
 typedef struct cfp_hw {
     uint32_t depths;             // bit n: n bits per sample in 4:2:0
     uint32_t max_width, max_height, min_width, min_height;
-    int refused;                 // 1: get_format had to refuse NVDEC, the fields below say what was asked
-    int chroma_420, depth, width, height;
+    int software;                // 1: what NVDEC cannot do is decoded on the CPU in the same context, so that no picture in flight is lost
+    int refused;                 // 1: get_format had to refuse the stream
+    int chroma_420, depth, width, height; // what was asked of NVDEC last
 } cfp_hw;
 
 // cfp_frame is what a decoded frame is.
@@ -29,7 +30,7 @@ void *cfp_alloc(void **packet, void **frame);
 void cfp_free(void *packet, void *frame);
 int cfp_extradata(void *ctx, const uint8_t *data, size_t size);
 int cfp_hw_open(void *ctx, int device, uintptr_t stream, cfp_hw *hw);
-int cfp_send(void *ctx, void *packet, const uint8_t *data, size_t size, int64_t pts, int64_t dts, int key);
+int cfp_send(void *ctx, void *packet, const uint8_t *data, size_t size, int64_t pts, int64_t dts, int key, int ref_only);
 int cfp_receive(void *ctx, void *frame, cfp_frame *out);
 void cfp_unref(void *frame);
 void cfp_flush(void *ctx);

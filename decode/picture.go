@@ -40,20 +40,33 @@ func (p *Picture) describe(d *Decoder) error {
 	return p.Layout.check()
 }
 
+// CopyTo writes the picture into host memory laid out as p.Layout.
+func (p *Picture) CopyTo(dst []byte) error {
+	l := p.Layout
+	if len(dst) < l.Size() {
+		return fmt.Errorf("copy %s: %d bytes, %d needed", l, len(dst), l.Size())
+	}
+	if p.OnGPU {
+		return p.copyFromGPU(func(offset int) cudavmm.Plane { return cudavmm.Plane{Host: dst[offset:], Pitch: l.Pitch} })
+	}
+	return p.repack(dst)
+}
+
 // Store writes the picture into a frame slot laid out as p.Layout and returns when the pixels are there: by one copy on the
 // GPU, or straight from the decoder's planes into host memory. A picture of the CPU for a slot on the GPU goes through a buffer
 // of the decoder.
 func (p *Picture) Store(dst cudavmm.Buffer) error {
-	l, d := p.Layout, p.decoder
-	if dst.Size() < l.Size() {
-		return fmt.Errorf("store %s: slot of %d bytes, %d needed", l, dst.Size(), l.Size())
+	if host := dst.Bytes(); host != nil {
+		return p.CopyTo(host)
 	}
-	host := dst.Bytes()
+	l, d := p.Layout, p.decoder
 	switch {
+	case dst.Size() < l.Size():
+		return fmt.Errorf("store %s: slot of %d bytes, %d needed", l, dst.Size(), l.Size())
 	case p.OnGPU:
-		return p.copyFromGPU(dst)
-	case host != nil:
-		return p.repack(host)
+		return p.copyFromGPU(func(offset int) cudavmm.Plane {
+			return cudavmm.Plane{Pointer: dst.Pointer() + uintptr(offset), Pitch: l.Pitch}
+		})
 	case d.stream == nil:
 		return fmt.Errorf("store %s: the slot lies on a GPU, the decoder has none", l)
 	}
@@ -70,14 +83,9 @@ func (p *Picture) Store(dst cudavmm.Buffer) error {
 	return d.stream.Synchronize()
 }
 
-func (p *Picture) copyFromGPU(dst cudavmm.Buffer) error {
+// copyFromGPU copies to where plane says that the plane at an offset of the layout begins.
+func (p *Picture) copyFromGPU(plane func(offset int) cudavmm.Plane) error {
 	l, s, f := p.Layout, p.decoder.stream, p.decoder.codec.out
-	plane := func(offset int) cudavmm.Plane {
-		if b := dst.Bytes(); b != nil {
-			return cudavmm.Plane{Host: b[offset:], Pitch: l.Pitch}
-		}
-		return cudavmm.Plane{Pointer: dst.Pointer() + uintptr(offset), Pitch: l.Pitch}
-	}
 	// FFmpeg leaves the crop of the left and top edge of GPU frames to us; for chroma at half the size the offsets are even.
 	left, top := int(f.crop_left), int(f.crop_top)
 	y := uintptr(unsafe.Pointer(f.data[0])) + uintptr(top*int(f.linesize[0])+left*l.SampleBytes())

@@ -44,7 +44,7 @@ func TestGPUDecodeEqualsFFmpeg(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			have, layouts, hardware, _ := sums(t, name, decode.Auto, v)
+			have, layouts, hardware, _ := sums(t, name, decode.Auto, v, 0)
 			require.True(t, hardware)
 			l := layouts[0]
 			meta, err := framering.MetaOf(frameFormats[l.Format], l.Width, l.Height)
@@ -71,8 +71,8 @@ func TestGPUDecodeEqualsFFmpeg(t *testing.T) {
 }
 
 // ffmpegFPS is the pictures per second of n processes that decode a clip again and again on the GPU and drop the pictures, counted by
-// their own reports while all of them run.
-func ffmpegFPS(t testing.TB, ffmpeg, clip string, n int) float64 {
+// their own reports while all of them run. threads is ffmpeg's option: pictures in parallel.
+func ffmpegFPS(t testing.TB, ffmpeg, clip string, n int, threads string) float64 {
 	t.Helper()
 	one, err := os.ReadFile(clip)
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func ffmpegFPS(t testing.TB, ffmpeg, clip string, n int) float64 {
 	started.Add(n)
 	for i := range n {
 		cmd := exec.CommandContext(ctx, ffmpeg, "-nostdin", "-v", "fatal", "-stats_period", "0.1", "-progress", "pipe:1",
-			"-hwaccel", "cuda", "-hwaccel_output_format", "cuda", "-i", long, "-fps_mode", "passthrough", "-f", "null", "-")
+			"-threads", threads, "-hwaccel", "cuda", "-hwaccel_output_format", "cuda", "-i", long, "-fps_mode", "passthrough", "-f", "null", "-")
 		out, err := cmd.StdoutPipe()
 		require.NoError(t, err)
 		require.NoError(t, cmd.Start())

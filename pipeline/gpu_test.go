@@ -60,10 +60,10 @@ func gpuClip(t testing.TB, name string) (codecID uint32, extradata []byte, all [
 }
 
 // sums decodes a clip and returns a checksum of each picture's pixels, without the padding of lines.
-func sums(t testing.TB, name string, mode decode.Mode, v *cudavmm.Device) (all []string, layouts []decode.Layout, hardware bool, reason string) {
+func sums(t testing.TB, name string, mode decode.Mode, v *cudavmm.Device, threads int) (all []string, layouts []decode.Layout, hardware bool, reason string) {
 	t.Helper()
 	id, extradata, packets := gpuClip(t, name)
-	d, err := decode.Open(decode.Options{CodecID: id, Extradata: extradata, Mode: mode, Device: v})
+	d, err := decode.Open(decode.Options{CodecID: id, Extradata: extradata, Mode: mode, Device: v, Threads: threads})
 	require.NoError(t, err)
 	defer d.Close()
 	c := frameCopier{device: func() (*cudavmm.Device, error) { return v, nil }}
@@ -120,44 +120,52 @@ func TestGPUDecodeEquals(t *testing.T) {
 	for _, path := range clips {
 		name := filepath.Base(path)
 		t.Run(name, func(t *testing.T) {
-			want, layouts, _, _ := sums(t, name, decode.CPU, nil)
-			have, got, hardware, reason := sums(t, name, decode.Auto, v)
+			want, layouts, _, _ := sums(t, name, decode.CPU, nil, 0)
 			require.NotEmpty(t, want)
-			require.Equal(t, layouts, got)
-			require.Equal(t, want, have)
-			t.Logf("RESULT %s: %d pictures equal, nvdec %v, last %s, reason %q", name, len(have), hardware, got[len(got)-1], reason)
-			if strings.HasPrefix(name, "nvdec-") {
-				require.True(t, hardware, "NVDEC was not used: %s", reason)
-			}
-			if !hardware {
-				require.NotEmpty(t, reason)
+			for _, threads := range []int{0, nvdecThreads} {
+				have, got, hardware, reason := sums(t, name, decode.Auto, v, threads)
+				require.Equal(t, layouts, got)
+				require.Equal(t, want, have)
+				t.Logf("RESULT %s, threads %d: %d pictures equal, nvdec %v, last %s, reason %q", name, threads, len(have), hardware, got[len(got)-1], reason)
+				if strings.HasPrefix(name, "nvdec-") {
+					require.True(t, hardware, "NVDEC was not used: %s", reason)
+				}
+				if !hardware {
+					require.NotEmpty(t, reason)
+				}
 			}
 		})
 	}
 }
 
-// Decoding into frame rings against decoding alone and against ffmpeg, and the GPU memory of each stream. All streams run on while
+// nvdecThreads are the pictures in parallel that keep one engine of NVDEC busy.
+const nvdecThreads = 3
+
+// Decoding into frame rings against decoding alone and against ffmpeg, and the GPU memory of each stream: without delay, against an ffmpeg
+// that does not delay pictures either, and with pictures in parallel, as ffmpeg has them by default. All streams run on while
 // pictures are counted: engines are given to streams unevenly, and would idle when the first ones end.
 func TestGPUThroughput(t *testing.T) {
 	v := gpu(t)
 	for _, name := range []string{"nvdec-h264-1080.ts", "nvdec-hevc-1080.ts"} {
-		for _, streams := range []int{1, 16} {
-			alone, _ := gpuStreams(t, v, name, streams, false)
-			whole, memory := gpuStreams(t, v, name, streams, true)
-			again, _ := gpuStreams(t, v, name, streams, false)
+		for _, c := range []struct {
+			streams, threads int
+			ffmpeg           string
+		}{{1, 0, "1"}, {1, nvdecThreads, "auto"}, {16, 0, "auto"}} {
+			alone, _ := gpuStreams(t, v, name, c.streams, c.threads, false)
+			whole, memory := gpuStreams(t, v, name, c.streams, c.threads, true)
 			reference := ""
 			if ffmpeg, ok := gpuReference(); ok {
-				fps := ffmpegFPS(t, ffmpeg, filepath.Join(os.Getenv("CFPIPE_GPU"), name), streams)
-				reference = fmt.Sprintf("; ffmpeg -hwaccel cuda in %d process(es) %.0f fps, ratio %.2f", streams, fps, whole/fps)
+				fps := ffmpegFPS(t, ffmpeg, filepath.Join(os.Getenv("CFPIPE_GPU"), name), c.streams, c.ffmpeg)
+				reference = fmt.Sprintf("; ffmpeg -threads %s -hwaccel cuda in %d process(es) %.0f fps, ratio %.2f", c.ffmpeg, c.streams, fps, whole/fps)
 			}
-			t.Logf("FIGURE %s, %d stream(s): %.0f fps into frame rings, %.0f and %.0f fps decoding alone, ratio %.2f; GPU memory a stream %d MiB%s",
-				name, streams, whole, alone, again, whole/max(alone, again), memory>>20, reference)
+			t.Logf("FIGURE %s, %d stream(s), threads %d: %.0f fps into frame rings, %.0f fps decoding alone, ratio %.2f; GPU memory a stream %d MiB%s",
+				name, c.streams, c.threads, whole, alone, whole/alone, memory>>20, reference)
 		}
 	}
 }
 
 // gpuStreams decodes a clip again and again in streams decoders at once, into frame rings of their own or (publish false) for nothing.
-func gpuStreams(t *testing.T, v *cudavmm.Device, name string, streams int, publish bool) (fps float64, perStream uint64) {
+func gpuStreams(t *testing.T, v *cudavmm.Device, name string, streams, threads int, publish bool) (fps float64, perStream uint64) {
 	id, extradata, packets := gpuClip(t, name)
 	free, _, err := v.Free()
 	require.NoError(t, err)
@@ -166,7 +174,7 @@ func gpuStreams(t *testing.T, v *cudavmm.Device, name string, streams int, publi
 	var stop atomic.Bool
 	stream := func(dir, key string, ready func()) error {
 		defer ready()
-		d, err := decode.Open(decode.Options{CodecID: id, Extradata: extradata, Mode: decode.CUDA, Device: v})
+		d, err := decode.Open(decode.Options{CodecID: id, Extradata: extradata, Mode: decode.CUDA, Device: v, Threads: threads})
 		if err != nil {
 			return err
 		}

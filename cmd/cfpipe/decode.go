@@ -26,7 +26,7 @@ func (d *decodeFlags) add(f *pflag.FlagSet) {
 	f.DurationVar(&d.options.AckTimeout, "ack-timeout", framering.DefaultAckTimeout, "strict-wait: drop a reader that owes an acknowledgement for so long")
 	f.IntVar(&d.options.Device, "device", 0, "GPU to decode on")
 	f.StringVar(&d.memory, "frame-memory", "auto", "where frames lie: auto (where they are decoded), host or cuda")
-	f.IntVar(&d.options.Threads, "decode-threads", 0, "CPU: pictures decoded in parallel, each held back by the others; 0 = one, its slices in parallel")
+	f.IntVar(&d.options.Threads, "decode-threads", 0, "pictures decoded in parallel, each held back by the others; 0 = one, on the CPU its slices in parallel; NVDEC gains up to a tenth by 3")
 }
 
 // parse completes the options; an error is one of usage.
