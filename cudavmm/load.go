@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -25,12 +26,14 @@ var loaded struct {
 	sync.Once
 	driver *Driver
 	err    error
+	done   atomic.Bool // driver and err stand
 }
 
 // Open loads the CUDA driver and initialises it, once for the process; the library stays loaded.
 // The error is an ErrUnavailable that says what is missing.
 func Open() (*Driver, error) {
 	loaded.Do(func() {
+		defer loaded.done.Store(true)
 		a, err := load(libraries)
 		if err != nil {
 			loaded.err = fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -39,6 +42,17 @@ func Open() (*Driver, error) {
 		loaded.driver, loaded.err = newDriver(a)
 	})
 	return loaded.driver, loaded.err
+}
+
+// InUse says whether this process has the GPU open, so that opening it again takes no time.
+func InUse(ordinal int) bool {
+	if !loaded.done.Load() || loaded.driver == nil {
+		return false
+	}
+	d := loaded.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.devices[ordinal] != nil
 }
 
 func load(libraries []string) (*api, error) {

@@ -40,12 +40,13 @@ func TestFramesBetweenProcesses(t *testing.T) {
 	require.NoError(t, err, string(out))
 	out, err = exec.Command("cc", "-shared", "-fPIC", "-O2", "-o", lib+"/libcudart.so", "testdata/libcudart.c", lib+"/libcuda.so.1").CombinedOutput()
 	require.NoError(t, err, string(out))
-	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts|Legacy|LegacyPython|LegacyKilled|Bridge)$", "-test.v")
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts|Snapshot|Legacy|LegacyPython|LegacyKilled|Bridge)$", "-test.v")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+lib, "CFPIPE_GPU="+lib, "CFPIPE_GPU_FRAMES=300")
 	p := testenv.StartCmd(t, cmd)
 	require.NoError(t, p.WaitFor(t, 110*time.Second), p.Stdout())
 	require.Contains(t, p.Stdout(), "RESULT strict-wait strict: 300 whole, 0 overwritten and reported, 0 torn, 0 gaps, 0 lost")
 	require.Contains(t, p.Stdout(), "RESULT 20 restarts followed")
+	require.Contains(t, p.Stdout(), "RESULT snapshot from GPU memory")
 	for _, what := range []string{"protocol 1 library", "protocol 1 external", "protocol 2 library", "protocol 2 external"} {
 		require.Contains(t, p.Stdout(), "RESULT "+what+": 0 torn, 0 handles left")
 	}

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/packetring"
 )
 
 // SnapshotOptions describe a still picture of a key. Key must be set.
@@ -33,9 +35,10 @@ type SnapshotInfo struct {
 	Width, Height int
 }
 
-// Snapshot returns the newest picture of a key as a file: the newest frame of its frame ring in host memory, else what decoding from the
-// last keyframe of its packet ring to its end gives, else the newest frame in GPU memory. (CUDA takes longer to start than a
-// decoder takes from the keyframe on.) Errors: ErrNoKey, ErrNoPackets, os.ErrDeadlineExceeded when no picture came in time.
+// Snapshot returns the newest picture of a key as a file: the newest frame of its frame ring where that lies in host memory, or on a GPU
+// that this process has open; else what decoding from the last keyframe of its packet ring to its end gives; else the newest frame on
+// the GPU. (CUDA takes longer to start than a decoder takes from the keyframe on.) Errors: ErrNoKey, ErrNoPackets, os.ErrDeadlineExceeded
+// when no picture came in time.
 func Snapshot(ctx context.Context, o SnapshotOptions) ([]byte, SnapshotInfo, error) {
 	patience := o.WaitForKey
 	if patience <= 0 {
@@ -43,8 +46,8 @@ func Snapshot(ctx context.Context, o SnapshotOptions) ([]byte, SnapshotInfo, err
 	}
 	bounded, cancel := context.WithTimeout(ctx, patience+time.Second)
 	defer cancel()
-	still, info, err := frameStill(bounded, o, true)
-	onGPU := errors.Is(err, cudavmm.ErrUnavailable)
+	still, info, err := frameStill(bounded, o, !cudavmm.InUse(o.Device))
+	onGPU := errors.Is(err, cudavmm.ErrUnavailable) || errors.Is(err, cudavmm.ErrOtherDevice)
 	if onGPU || errors.Is(err, ErrNoFrames) {
 		still, info, err = packetStill(bounded, o)
 	}
@@ -110,14 +113,10 @@ func packedPlanes(planes []framering.Plane, pixels []byte) (all []av.StillPlane)
 	return all
 }
 
-const (
-	snapshotThreads = 8 // pictures decoded in parallel: the way from the keyframe is shorter
-	// snapshotTail is how many packets from the newest one on pictures are kept: more than a decoder holds back, by its threads and
-	// by the order of B-frames.
-	snapshotTail = snapshotThreads + 17
-)
+// snapshotThreads bounds the pictures that are decoded in parallel: the way from the keyframe is shorter.
+const snapshotThreads = 12
 
-// packetStill decodes from the last keyframe to the newest packet.
+// packetStill decodes from the last keyframe to the newest picture.
 func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info SnapshotInfo, err error) {
 	sub, err := Subscribe(ctx, SubscribeOptions{
 		RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "snapshot", NoFollow: true, Logger: o.Logger, WaitForKey: o.WaitForKey,
@@ -126,9 +125,12 @@ func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info S
 		return still, info, err
 	}
 	defer func() { err = errors.Join(err, sub.Close()) }()
-	newest := sub.Stats().GlobalSeq
 	i := sub.Info()
 	if err := notSound(o.Key, i.CodecID); err != nil {
+		return still, info, err
+	}
+	packets, err := newestGOP(ctx, sub)
+	if err != nil {
 		return still, info, err
 	}
 	d, err := decode.Open(decode.Options{CodecID: i.CodecID, Extradata: i.Extradata, Mode: decode.CPU, Threads: min(snapshotThreads, runtime.NumCPU()), Logger: o.Logger})
@@ -136,59 +138,101 @@ func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info S
 		return still, info, err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	var slot cudavmm.Buffer
-	defer func() {
-		if slot != nil {
-			err = errors.Join(err, slot.Close())
-		}
-	}()
-	var layout decode.Layout
-	keep := func(p *decode.Picture) error {
-		if slot != nil && info.Seq+snapshotTail < newest {
-			return nil // a newer one comes
-		}
-		if slot == nil || p.Layout != layout {
-			if slot != nil {
-				_ = slot.Close()
-				slot = nil
-			}
-			b, err := cudavmm.Host{}.Alloc("cuframes-snapshot", p.Layout.Size())
-			if err != nil {
-				return err
-			}
-			slot, layout = b, p.Layout
-		}
-		info.PTS, info.From = p.PTS, "packets"
-		return p.Store(slot)
+	var kept keptPicture
+	if info.Seq, err = kept.newest(ctx, d, packets); err != nil {
+		return still, info, err
 	}
-	// To the newest packet, and on until there is a picture (the ring may be empty, or hold none that decodes).
-	for info.Seq < newest || slot == nil {
+	for kept.pixels == nil { // the ring is empty, or holds none that decodes
 		p, err := sub.Next(ctx)
-		if errors.Is(err, ErrEnded) && slot != nil {
+		if err == nil {
+			info.Seq = p.Seq
+			err = d.Decode(decodePacket(p), kept.keep)
+		}
+		if err == nil {
+			err = d.Drain(kept.keep)
+		}
+		if err != nil {
+			return still, info, err
+		}
+	}
+	still = kept.still()
+	return still, SnapshotInfo{From: "packets", Seq: info.Seq, PTS: kept.pts, Width: still.Width, Height: still.Height}, nil
+}
+
+// newestGOP copies what the ring holds from the last keyframe on: decoding takes a while, and the ring does not wait.
+func newestGOP(ctx context.Context, sub *Subscription) (packets []packetring.Packet, err error) {
+	for last, newest := uint64(0), sub.Stats().GlobalSeq; last < newest; {
+		p, err := sub.Next(ctx)
+		if errors.Is(err, ErrEnded) {
 			break
 		}
 		if err != nil {
-			return still, info, err
+			return nil, err
 		}
-		info.Seq = p.Seq
-		err = d.Decode(decodePacket(p), keep)
-		if err == nil && info.Seq >= newest && slot == nil {
-			err = d.Drain(keep)
+		if p.Flags&(packetring.FlagKey|packetring.FlagCorrupt) == packetring.FlagKey {
+			packets = packets[:0]
 		}
-		if err != nil {
-			return still, info, err
+		p.Data = bytes.Clone(p.Data)
+		packets, last = append(packets, p), p.Seq
+	}
+	return packets, nil
+}
+
+// keptPicture is a copy of a picture.
+type keptPicture struct {
+	layout decode.Layout
+	pts    int64
+	pixels []byte // nil: there is none yet
+}
+
+func (k *keptPicture) keep(p *decode.Picture) error {
+	if len(k.pixels) < p.Layout.Size() {
+		k.pixels = make([]byte, p.Layout.Size())
+	}
+	k.layout, k.pts = p.Layout, p.PTS
+	return p.CopyTo(k.pixels)
+}
+
+// newest keeps the packets' last picture and returns the number of the packet it came in. Pictures that it does not need are not decoded,
+// unless it is damaged, and the last one before it has to be found.
+func (k *keptPicture) newest(ctx context.Context, d *decode.Decoder, packets []packetring.Packet) (seq uint64, err error) {
+	last := 0
+	for i, p := range packets {
+		if p.PTS >= packets[last].PTS {
+			last = i
 		}
 	}
-	if err := d.Drain(keep); err != nil {
-		return still, info, err
+	for _, alone := range []bool{true, false} {
+		keep := k.keep
+		if alone {
+			keep = func(p *decode.Picture) error {
+				if p.PTS != packets[last].PTS {
+					return nil
+				}
+				return k.keep(p)
+			}
+		}
+		for i, p := range packets[:min(last+1, len(packets))] {
+			q := decodePacket(p)
+			q.RefOnly, seq = alone && i != last, p.Seq
+			if err := errors.Join(ctx.Err(), d.Decode(q, keep)); err != nil {
+				return seq, err
+			}
+		}
+		if err := d.Drain(keep); err != nil || k.pixels != nil {
+			return seq, err
+		}
 	}
-	pixels := append([]byte(nil), slot.Bytes()[:layout.Size()]...)
-	still = av.Still{Format: av.NV12, Width: layout.Width, Height: layout.Height, Planes: []av.StillPlane{
-		{Data: pixels[:layout.ChromaOffset()], Pitch: layout.Pitch}, {Data: pixels[layout.ChromaOffset():], Pitch: layout.Pitch},
+	return seq, nil
+}
+
+func (k *keptPicture) still() av.Still {
+	chroma := k.layout.ChromaOffset()
+	format := av.NV12
+	if k.layout.Format != decode.NV12 {
+		format = av.P010
+	}
+	return av.Still{Format: format, Width: k.layout.Width, Height: k.layout.Height, Planes: []av.StillPlane{
+		{Data: k.pixels[:chroma], Pitch: k.layout.Pitch}, {Data: k.pixels[chroma:k.layout.Size()], Pitch: k.layout.Pitch},
 	}}
-	if layout.Format != decode.NV12 {
-		still.Format = av.P010
-	}
-	info.Width, info.Height = layout.Width, layout.Height
-	return still, info, nil
 }

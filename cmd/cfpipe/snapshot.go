@@ -27,7 +27,7 @@ func newSnapshotCommand(o *globalOptions) *cobra.Command {
 		Use:   "snapshot KEY -o FILE",
 		Short: "Save the newest picture of a camera as JPEG or PNG",
 		Long: `Snapshot takes the newest picture of KEY: from its frame ring where that lies in host memory, else by decoding from the last
-keyframe in its packet ring, else from frames in GPU memory. The file's name chooses the format (.jpg, .jpeg or .png); "-" writes a JPEG to standard output. The file appears in one
+keyframe in its packet ring (which is sooner done than CUDA is started), else from frames in GPU memory. The file's name chooses the format (.jpg, .jpeg or .png); "-" writes a JPEG to standard output. The file appears in one
 step, a reader never sees half of it. When the camera is silent the picture is an old one: see --max-age.` + "\n" + waitStatusHelp,
 		Example: "  cfpipe snapshot cam1 -o cam1.jpg\n  cfpipe snapshot cam1 -o - | curl -T - https://…",
 		Args:    oneKey,
@@ -48,6 +48,7 @@ step, a reader never sees half of it. When the camera is silent the picture is a
 			if out == "-" && isTerminal(cmd.OutOrStdout()) {
 				return usageError{errBinary}
 			}
+			av.BriefHeap()
 			av.SetLogger(o.Logger)
 			s.RuntimeDir, s.Key, s.Logger = o.RuntimeDir, a[0], o.Logger
 			b, info, err := pipeline.Snapshot(cmd.Context(), s)
