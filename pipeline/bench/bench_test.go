@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -112,6 +113,44 @@ func TestRunFrames(t *testing.T) {
 	for _, want := range []string{"WAKE-UP", "STREAM", "GOAL", "frames lost"} {
 		require.Contains(t, out.String(), want)
 	}
+	if r.GPU == nil {
+		require.NotEmpty(t, r.NoGPU)
+		require.Contains(t, out.String(), "Frames in GPU memory are left out: "+r.NoGPU)
+	} else {
+		require.Empty(t, r.NoGPU)
+		requireGPUFrames(t, r, out.String())
+	}
 	t.Log("\n" + out.String())
 	requireClean(t)
+}
+
+func requireGPUFrames(t *testing.T, r *FramesResult, text string) {
+	g := r.GPU
+	require.Positive(t, g.Publish.Ring.P50)
+	require.Positive(t, g.Publish.RatioP50)
+	require.Len(t, g.Wakes, 2)
+	for _, w := range g.Wakes {
+		require.Positive(t, w.Ring.Count)
+		require.Positive(t, w.Bare.Count)
+	}
+	require.Positive(t, g.Busy.Ring.Count)
+	require.Zero(t, g.Stream.Lost)
+	require.Positive(t, g.Stream.Ratio)
+	require.Positive(t, g.Stream.ParallelRatio)
+	for _, want := range []string{"PUBLISH in the memory of " + g.GPU, "GPU: publish p50", "GPU: busy-poll p50", "GPU: frames lost"} {
+		require.Contains(t, text, want)
+	}
+}
+
+// The part for a GPU, with a stand-in for the driver whose memory is files.
+func TestRunFramesGPU(t *testing.T) {
+	testenv.Watchdog(t, 2*time.Minute)
+	lib := t.TempDir()
+	out, err := exec.Command(testenv.NeedTool(t, "cc"), "-shared", "-fPIC", "-O2", "-o", lib+"/libcuda.so.1", "../../cudavmm/testdata/libcuda.c").CombinedOutput()
+	require.NoError(t, err, string(out))
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestRunFrames$", "-test.v")
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+lib)
+	p := testenv.StartCmd(t, cmd)
+	require.NoError(t, p.WaitFor(t, 100*time.Second), p.Stdout())
+	require.Contains(t, p.Stdout(), "PUBLISH in the memory of")
 }

@@ -252,9 +252,7 @@ func (r *NNRPResult) runCodec(o NNRP) error {
 }
 
 func (r *NNRPResult) judge() {
-	most := func(name string, value, limit float64) {
-		r.Goals = append(r.Goals, Goal{Name: name, Value: value, Limit: limit, Met: value <= limit})
-	}
+	most := func(name string, value, limit float64) { r.Goals = append(r.Goals, atMost(name, value, limit)) }
 	most("full tensors, p50, × gRPC", r.Full.P50/r.GRPC.P50, 1.5)
 	most("full tensors, CPU a frame, × gRPC", r.Full.CPU/r.GRPC.CPU, 1.5)
 	most("changed tiles, p50, × gRPC's full tensors", r.Changed.P50/r.GRPC.P50, 0.3)
@@ -263,7 +261,7 @@ func (r *NNRPResult) judge() {
 	most("decoding, µs", r.Decode/1e3, 5)
 	most("allocations of both", r.Allocs, 0.01)
 	ratio := r.Rate / r.RawRate
-	r.Goals = append(r.Goals, Goal{Name: "throughput, × bare QUIC streams", Value: ratio, Limit: 0.9, Least: true, Met: ratio >= 0.9})
+	r.Goals = append(r.Goals, atLeast("throughput, × bare QUIC streams", ratio, 0.9))
 	if r.Lossy != nil {
 		r.Goals = append(r.Goals, r.Lossy.goals()...)
 	}

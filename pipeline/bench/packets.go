@@ -33,6 +33,14 @@ type Goal struct {
 	Met   bool      `json:"met"`
 }
 
+func atMost(name string, value, limit float64) Goal {
+	return Goal{Name: name, Value: value, Limit: limit, Met: value <= limit}
+}
+
+func atLeast(name string, value, limit float64) Goal {
+	return Goal{Name: name, Value: value, Limit: limit, Least: true, Met: value >= limit}
+}
+
 // RunPackets measures the packet ring on this machine. It takes about ten times o.Duration. What was not asked for is nil.
 func RunPackets(ctx context.Context, o Packets) (*PacketsResult, error) {
 	o, err := o.withDefaults()
@@ -99,15 +107,8 @@ func (r *PacketsResult) runCPU(ctx context.Context, o Packets) error {
 }
 
 func (r *PacketsResult) judge() {
-	most := func(name string, value, limit float64) {
-		r.Goals = append(r.Goals, Goal{Name: name, Value: value, Limit: limit, Met: value <= limit})
-	}
-	for _, w := range r.Wakes {
-		if w.Mode == "direct" {
-			most(fmt.Sprintf("wake p50 at %d/s, × bare futex", w.Rate), w.RatioP50, 1.3)
-			most(fmt.Sprintf("wake p99 at %d/s, × bare futex", w.Rate), w.RatioP99, 1.5)
-		}
-	}
+	most := func(name string, value, limit float64) { r.Goals = append(r.Goals, atMost(name, value, limit)) }
+	r.Goals = append(r.Goals, wakeGoals(r.Wakes)...)
 	if r.Busy != nil {
 		most("busy-poll p50, µs", r.Busy.Ring.P50, 2)
 	}
@@ -122,6 +123,17 @@ func (r *PacketsResult) judge() {
 		most("idle reader (shared), % of a core", r.CPU[0].Shared, 0.1)
 		most("idle reader (direct), % of a core", r.CPU[0].Direct, 0.1)
 	}
+}
+
+// wakeGoals are those of readers that wait in the kernel themselves.
+func wakeGoals(wakes []Wake) (all []Goal) {
+	for _, w := range wakes {
+		if w.Mode == "direct" {
+			all = append(all, atMost(fmt.Sprintf("wake p50 at %d/s, × bare futex", w.Rate), w.RatioP50, 1.3),
+				atMost(fmt.Sprintf("wake p99 at %d/s, × bare futex", w.Rate), w.RatioP99, 1.5))
+		}
+	}
+	return all
 }
 
 func loadAverage() string {

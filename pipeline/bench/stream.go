@@ -274,11 +274,11 @@ func (o Packets) streamRound(ctx context.Context, kind string, readers int, d ti
 	return results, nil
 }
 
+// streamLeast is what a stream should reach of its reference.
+const streamLeast = 0.6
+
 // goal is what reaches the readers, against the memory's bandwidth.
-func (s *Stream) goal() Goal {
-	const least = 0.6
-	return Goal{Name: "stream: delivered, × memcpy", Value: s.Ratio, Limit: least, Least: true, Met: s.Ratio >= least}
-}
+func (s *Stream) goal() Goal { return atLeast("stream: delivered, × memcpy", s.Ratio, streamLeast) }
 
 // write prints the stream as a table; unit is what it is made of.
 func (s *Stream) write(out io.Writer, unit string) {
