@@ -167,7 +167,7 @@ func (r *NNRPResult) runLossy(ctx context.Context, o NNRP) error {
 				r.NoLossy = err.Error()
 				return nil
 			} else if err != nil {
-				return err
+				return fmt.Errorf("bench: lossy paths, %s: %w", p.name, err)
 			}
 		}
 	}
