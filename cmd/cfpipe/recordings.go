@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -168,6 +169,9 @@ With --dir the index is DIR/` + recordings.IndexName + `, or what --index says.`
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d recordings, %d of them read; %d rows of files that are gone removed; %d other files left out\n", lib.Index,
 				st.Files, st.Read, st.Gone, st.Other)
+			if st.Unread > 0 {
+				err = cmp.Or(err, fmt.Errorf("%d files or folders cannot be read, and what the index knows of them stays: %w", st.Unread, st.Why))
+			}
 			return err
 		},
 	}

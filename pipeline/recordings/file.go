@@ -184,6 +184,9 @@ func Scan(ctx context.Context, places []Place, q Query, progress func(files int)
 	seen := map[string]bool{}
 	for _, p := range places {
 		err := p.Walk(ctx, func(f Found, err error) error {
+			if err != nil && f.Path == p.Dir {
+				return err
+			}
 			if err != nil || seen[f.Path] {
 				return nil
 			}

@@ -104,14 +104,14 @@ type Found struct {
 
 // Walk shows each plain file of a place to f, until f fails or ctx ends, and returns why it ended early. A place that does not exist yet is empty. What
 // went away meanwhile, and what lies below the folder and is not ours to read, is passed over. Of any other error, which may hide files, f is told
-// instead of a file.
+// with the path of what cannot be read instead of a file: that of the place's own folder, where it is that.
 func (p *Place) Walk(ctx context.Context, f func(Found, error) error) error {
 	root, err := os.OpenRoot(p.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return err
+		return f(Found{Path: p.Dir, name: "."}, err)
 	}
 	defer root.Close()
 	return fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
@@ -142,6 +142,12 @@ func unlessForeign(name string, err error) error {
 		return nil
 	}
 	return err
+}
+
+// hides says whether a file could not be read for a reason that says nothing of what is in it: one that Walk would tell of.
+func hides(name string, err error) bool {
+	var of *fs.PathError // of the file itself: FFmpeg has error numbers of its own
+	return errors.As(err, &of) && unlessForeign(name, of) != nil
 }
 
 // Closed says whether the file is one of ours that no recorder writes. The error is one that Walk would tell of.

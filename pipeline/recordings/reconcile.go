@@ -1,18 +1,20 @@
 package recordings
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 )
 
-// reconcile makes the index say what the files do.
-func (w *Writer) reconcile(ctx context.Context, x *Index) error {
+// reconcile makes the index say what the files do. It returns when that is to be done again: soon, where something could not be read.
+func (w *Writer) reconcile(ctx context.Context, x *Index) (again time.Duration, err error) {
 	w.missed.Store(false) // before the folders are read: what is dropped from now on may be missed again
 	w.mu.Lock()
 	places := slices.Clone(w.places)
@@ -20,13 +22,17 @@ func (w *Writer) reconcile(ctx context.Context, x *Index) error {
 	begun := time.Now()
 	st, err := x.reconcile(ctx, places, nil)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if st.Read+st.Gone > 0 {
 		w.log.Info("the index of recordings was compared with the files", "index", w.o.Path, "files", st.Files, "read", st.Read, "gone", st.Gone, "took",
 			time.Since(begun).Round(time.Millisecond))
 	}
-	return nil
+	if st.Unread > 0 {
+		w.log.Warn("recordings cannot be read; the index goes on to say of them what it knows", "index", w.o.Path, "unread", st.Unread, "error", st.Why, "again_in", unreadPace)
+		return unreadPace, nil
+	}
+	return reconcilePace, nil
 }
 
 // Reconciled is what a comparison of an index with the files did.
@@ -35,6 +41,27 @@ type Reconciled struct {
 	Read  int // of them, those that were new or had changed
 	Gone  int // rows whose file is gone
 	Other int // files that are no recordings
+
+	Unread int   // files and folders that are there and cannot be read: what the index says of them stays
+	Why    error // the first of them cannot
+}
+
+// unread are the files and folders that are there and cannot be read, by path.
+type unread map[string]bool
+
+// hides says whether a file is one of them or lies in one of them.
+func (u unread) hides(path string) bool {
+	for len(u) > 0 {
+		if u[path] {
+			return true
+		}
+		up := filepath.Dir(path)
+		if up == path {
+			break
+		}
+		path = up
+	}
+	return false
 }
 
 func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Reconciled)) (st Reconciled, err error) {
@@ -55,10 +82,18 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 		batch = batch[:0]
 		return err
 	}
-	seen := map[string]bool{}
+	seen, hidden := map[string]bool{}, unread{}
+	miss := func(path string, err error) error {
+		hidden[path] = true
+		st.Unread, st.Why = len(hidden), cmp.Or(st.Why, err)
+		return nil
+	}
 	for _, p := range places {
 		err := p.Walk(ctx, func(f Found, err error) error {
-			if err != nil || seen[f.Path] {
+			if err != nil {
+				return miss(f.Path, err)
+			}
+			if seen[f.Path] {
 				return nil
 			}
 			seen[f.Path] = true
@@ -76,6 +111,8 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 				return nil
 			case err != nil && ok && old.Video == 0 && now.Open: // just begun: not a byte to read yet
 				return nil
+			case err != nil && hides(f.name, err):
+				return miss(f.Path, err)
 			case err != nil:
 				st.Other++
 				delete(seen, f.Path)
@@ -100,7 +137,11 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 		if seen[path] {
 			continue
 		}
-		if _, err := os.Lstat(path); err == nil && !slices.ContainsFunc(places, func(p Place) bool { return p.holds(path) && p.has(path) }) {
+		_, err := os.Lstat(path)
+		if !errors.Is(err, fs.ErrNotExist) && hidden.hides(path) {
+			continue
+		}
+		if err == nil && !slices.ContainsFunc(places, func(p Place) bool { return p.holds(path) && p.has(path) }) {
 			continue // of a camera that is no longer in the site file
 		}
 		st.Gone++

@@ -23,6 +23,8 @@ const (
 	lookPace = 2 * time.Second
 	// reconcilePace is how often the folders are compared with the index: files that others have added or removed are seen then.
 	reconcilePace = time.Hour
+	// unreadPace is when they are compared again where some could not be read.
+	unreadPace = time.Minute
 	// The pause after a failure.
 	minPause, maxPause = time.Second, time.Minute
 )
@@ -152,7 +154,8 @@ func (w *Writer) serve(ctx context.Context) error {
 
 // keep compares an index that is open with the files, and writes what is reported.
 func (w *Writer) keep(ctx context.Context, x *Index) error {
-	if err := w.reconcile(ctx, x); err != nil {
+	pause, err := w.reconcile(ctx, x)
+	if err != nil {
 		return err
 	}
 	w.once.Do(func() { close(w.ready) })
@@ -160,9 +163,14 @@ func (w *Writer) keep(ctx context.Context, x *Index) error {
 	if err := seen.look(w.o.Path); err != nil {
 		return err
 	}
-	look, again := time.NewTicker(lookPace), time.NewTicker(reconcilePace)
+	look, again := time.NewTicker(lookPace), time.NewTimer(pause)
 	defer look.Stop()
 	defer again.Stop()
+	compare := func() error {
+		pause, err := w.reconcile(ctx, x)
+		again.Reset(pause)
+		return err
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -187,19 +195,19 @@ func (w *Writer) keep(ctx context.Context, x *Index) error {
 				}
 			}
 			if w.missed.Load() {
-				if err := w.reconcile(ctx, x); err != nil {
+				if err := compare(); err != nil {
 					return err
 				}
 			}
 		case <-w.rescan:
-			if err := w.reconcile(ctx, x); err != nil {
+			if err := compare(); err != nil {
 				return err
 			}
 		case <-again.C:
 			if err := sound(ctx, w.o.Path); err != nil {
 				return err
 			}
-			if err := w.reconcile(ctx, x); err != nil {
+			if err := compare(); err != nil {
 				return err
 			}
 		}
