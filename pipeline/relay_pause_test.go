@@ -408,7 +408,7 @@ p = Gst.parse_launch('rtspsrc location=%s protocols=%s tls-validation-flags=0 la
 units = []
 def seen(pad, info):
     b = info.get_buffer()
-    units.append((b.pts, not b.has_flags(Gst.BufferFlags.DELTA_UNIT)))
+    units.append(not b.has_flags(Gst.BufferFlags.DELTA_UNIT))
     return Gst.PadProbeReturn.OK
 p.get_by_name('i').get_static_pad('sink').add_probe(Gst.PadProbeType.BUFFER, seen)
 def part(state, enough, most, tell=True):
@@ -419,7 +419,7 @@ def part(state, enough, most, tell=True):
         m = p.get_bus().timed_pop_filtered(50 * Gst.MSECOND, Gst.MessageType.ERROR | Gst.MessageType.EOS)
         if m: sys.exit('%s %s' % (m.type, m.parse_error() if m.type == Gst.MessageType.ERROR else ''))
     part = list(units)
-    if tell: print(state.value_nick, len(part), [u[1] for u in part].index(True) if part else '-', all(a[0] <= b[0] for a, b in zip(part, part[1:])))
+    if tell: print(state.value_nick, len(part), part.index(True) if True in part else '-')
 for i in range(3):
     part(Gst.State.PLAYING, 60, 20)
     part(Gst.State.PAUSED, 1000, 0.2, False) # what was under way
@@ -450,14 +450,13 @@ func TestRelayPauseGStreamer(t *testing.T) {
 			out, err := exec.Command(python, script, args[0], args[1]).CombinedOutput()
 			require.NoError(t, err, string(out))
 			for line := range strings.Lines(string(out)) {
-				var state, key, forward string // key: how many came ahead of the first keyframe
+				var state, key string // key: how many came ahead of the first keyframe
 				var units int
-				_, err := fmt.Sscan(line, &state, &units, &key, &forward)
+				_, err := fmt.Sscan(line, &state, &units, &key)
 				require.NoError(t, err, string(out))
 				if state == "playing" {
 					require.GreaterOrEqual(t, units, 60, string(out))
 					require.Contains(t, "0123", key, "the jitter buffer held a few when it was paused: %s", out)
-					require.Equal(t, "True", forward, string(out))
 				}
 			}
 			require.Equal(t, 3, strings.Count(string(out), "paused 0 -"), "in a pause nothing comes: %s", out)

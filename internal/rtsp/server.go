@@ -321,6 +321,8 @@ func (s *Server) OnConnClose(ctx *gortsplib.ServerHandlerOnConnCloseCtx) {
 		s.log.Warn("rtsp: a peer speaks no TLS on the port for it: its URL has to begin with rtsps://", "peer", peer)
 	case errors.As(ctx.Error, &net) && net.Op == "remote error" && s.noTLS.now():
 		s.log.Warn("rtsp: a peer does not accept this server's TLS", "peer", peer, "error", net.Err)
+	default:
+		s.log.Debug("rtsp: connection closed", "peer", peer, "cause", ctx.Error)
 	}
 }
 
