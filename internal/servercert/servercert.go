@@ -28,7 +28,19 @@ func FingerprintOf(der []byte) string {
 
 // Load reads a PEM certificate chain and its key.
 func Load(certFile, keyFile string) (*tls.Certificate, error) {
-	c, err := tls.LoadX509KeyPair(certFile, keyFile)
+	return load(os.ReadFile, certFile, keyFile)
+}
+
+func load(read func(name string) ([]byte, error), certFile, keyFile string) (*tls.Certificate, error) {
+	cert, err := read(certFile)
+	var key []byte
+	if err == nil {
+		key, err = read(keyFile)
+	}
+	var c tls.Certificate
+	if err == nil {
+		c, err = tls.X509KeyPair(cert, key)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("load certificate: %w", err)
 	}

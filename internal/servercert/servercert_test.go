@@ -8,10 +8,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
 // pemOf returns the two files of a certificate.
@@ -64,4 +67,50 @@ func TestRenewal(t *testing.T) {
 	kept := Fingerprint(f.Certificate())
 	write(keyFile, []byte("no key"))
 	require.Equal(t, kept, Fingerprint(f.Certificate()), "looked at a moment ago")
+}
+
+// Handshakes wait for nothing that is put in the place of a certificate, and go on when it is there again.
+func TestRenewalByOtherFiles(t *testing.T) {
+	testenv.Watchdog(t, 10*time.Second)
+	c, err := SelfSigned()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	cert, key := pemOf(t, c)
+	require.NoError(t, os.WriteFile(certFile, cert, 0o600))
+	require.NoError(t, os.WriteFile(keyFile, key, 0o600))
+	var log bytes.Buffer
+	f, err := OpenFiles(certFile, keyFile, slog.New(slog.NewTextHandler(&log, nil)))
+	require.NoError(t, err)
+	for name, put := range map[string]func() error{
+		"not a plain file": func() error { return syscall.Mkfifo(certFile, 0o600) },
+		"plain file":       func() error { return os.Mkdir(certFile, 0o700) },
+		"1048577 bytes":    func() error { return os.WriteFile(certFile, make([]byte, maxRenewed+1), 0o600) },
+		"too many levels":  func() error { return os.Symlink(certFile, certFile) },
+		"PEM data":         func() error { return os.WriteFile(certFile, []byte("a note"), 0o600) },
+		"no such file":     func() error { return nil },
+	} {
+		require.NoError(t, os.RemoveAll(certFile))
+		require.NoError(t, put())
+		f.looked, f.told = time.Time{}, ""
+		log.Reset()
+		require.Same(t, f.current, f.Certificate())
+		require.Contains(t, log.String(), name)
+	}
+	second, err := SelfSigned()
+	require.NoError(t, err)
+	cert, key = pemOf(t, second)
+	require.NoError(t, os.WriteFile(certFile, cert, 0o600))
+	require.NoError(t, os.WriteFile(keyFile, key, 0o600))
+	f.looked = time.Time{}
+	require.Equal(t, Fingerprint(second), Fingerprint(f.Certificate()))
+}
+
+// While one handshake waits for the disk, the others have the certificate that there is.
+func TestRenewalWaits(t *testing.T) {
+	testenv.Watchdog(t, 10*time.Second)
+	c, err := SelfSigned()
+	require.NoError(t, err)
+	f := &Files{current: c, looking: true}
+	require.Same(t, c, f.Certificate())
 }
