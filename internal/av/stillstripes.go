@@ -22,13 +22,15 @@ const (
 	stripeLines = 128
 	// mcu is the side of JPEG's coding unit in 4:2:0.
 	mcu = 16
+	// maxInterval is how many coding units a restart interval can have: DRI says it in 16 bits.
+	maxInterval = 1<<16 - 1
 )
 
 // stripesOf is how many stripes a picture is encoded in.
 func stripesOf(lines int) int { return max(1, min(maxStripes, runtime.NumCPU(), lines/stripeLines)) }
 
-// encodeCamera encodes a picture as n stripes in parallel and joins them to one JPEG, whose restart intervals they are. The planes are read
-// where they lie.
+// encodeCamera encodes a picture as n stripes in parallel, or as more where they would be too large, and joins them to one JPEG, whose restart
+// intervals they are. The planes are read where they lie.
 func encodeCamera(s Still, quality, n int) ([]byte, error) {
 	in := s.picture()
 	defer C.free(unsafe.Pointer(in))
@@ -39,8 +41,11 @@ func encodeCamera(s Still, quality, n int) ([]byte, error) {
 		pins.Pin(unsafe.SliceData(p.Data))
 		in.data[i], in.linesize[i] = (*C.uint8_t)(unsafe.SliceData(p.Data)), C.int(p.Pitch)
 	}
-	rows := (s.Height + mcu - 1) / mcu
+	rows, cols := (s.Height+mcu-1)/mcu, (s.Width+mcu-1)/mcu
 	each := (rows + n - 1) / n
+	if n > 1 {
+		each = min(each, maxInterval/cols)
+	}
 	n = (rows + each - 1) / each
 	parts, errs := make([][]byte, n), make([]error, n)
 	var all sync.WaitGroup
@@ -56,7 +61,7 @@ func encodeCamera(s Still, quality, n int) ([]byte, error) {
 	if n == 1 {
 		return parts[0], nil
 	}
-	return joinStripes(parts, s.Height, each*((s.Width+mcu-1)/mcu))
+	return joinStripes(parts, s.Height, each*cols)
 }
 
 var errStripe = errors.New("encode still: not the JPEG that was expected")
