@@ -22,7 +22,7 @@ type Sleeper struct {
 type ender struct {
 	done   <-chan struct{} // the context's
 	asleep atomic.Bool     // in a Wait under this context
-	stop   func() bool
+	stop   func()          // returns when it touches the word no more
 }
 
 // NewSleeper makes one for addr, which must stay mapped until Close has returned.
@@ -55,8 +55,17 @@ func (s *Sleeper) ending(ctx context.Context) *ender {
 		}
 		s.ender.stop()
 	}
-	e := &ender{done: ctx.Done()}
-	e.stop = context.AfterFunc(ctx, func() { wakeWhile(s.addr, &e.asleep) })
+	e, over := &ender{done: ctx.Done()}, make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(over)
+		wakeWhile(s.addr, &e.asleep)
+	})
+	e.stop = func() {
+		if stop() { // it has not begun, and will not
+			close(over)
+		}
+		<-over
+	}
 	s.ender = e
 	return e
 }

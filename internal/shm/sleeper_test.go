@@ -2,6 +2,7 @@ package shm
 
 import (
 	"context"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -62,6 +63,22 @@ func TestSleeperRaces(t *testing.T) {
 		require.Less(t, time.Since(start), 10*time.Second)
 		<-ended
 		cancel()
+		s.Close()
+	}
+}
+
+// Close returns when the word may be unmapped, also when a context has just ended.
+func TestSleeperCloseWaits(t *testing.T) {
+	testenv.CheckLeaks(t)
+	stacks := make([]byte, 1<<20)
+	for range 200 {
+		var word uint32
+		s := NewSleeper(&word)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(100*time.Microsecond, cancel)
+		require.ErrorIs(t, lastError(func() error { return s.Wait(ctx, 0, time.Minute) }), context.Canceled)
+		s.Close()
+		require.NotContains(t, string(stacks[:runtime.Stack(stacks, true)]), "wakeWhile")
 		s.Close()
 	}
 }
