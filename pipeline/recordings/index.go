@@ -209,8 +209,8 @@ func (x *Index) scan(list []File, rows *sql.Rows) ([]File, error) {
 	return list, x.failed("list", rows.Err())
 }
 
-// spans returns from when until when there are files of each key, sorted.
-func (x *Index) spans(ctx context.Context) (spans []Span, err error) {
+// spans returns from when until when there are files of each key, sorted. The newest is asked how far it is where it lies in one of the places.
+func (x *Index) spans(ctx context.Context, places []Place) (spans []Span, err error) {
 	keys, err := x.keys(ctx)
 	if err != nil {
 		return nil, err
@@ -227,7 +227,7 @@ func (x *Index) spans(ctx context.Context) (spans []Span, err error) {
 		if err != nil {
 			return nil, x.failed("list", err)
 		}
-		if newest.End = time.Unix(0, end).UTC(); state == stateOpen {
+		if newest.End = time.Unix(0, end).UTC(); state == stateOpen && newest.within(places) {
 			newest.update(ctx)
 		}
 		spans = append(spans, Span{Key: key, From: time.Unix(0, from).UTC(), To: newest.End})

@@ -232,6 +232,32 @@ func TestRowsOutside(t *testing.T) {
 	}
 }
 
+// A file that lies elsewhere is not asked how far it is.
+func TestSpanOutside(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	s := camera(t, "320x180", 10, clips.X264)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index.db")
+	f := s.record(t, t.TempDir(), "door", mux.FMP4, time.Hour, s.Packets)[0]
+	end := f.End
+	f.Open, f.Finished, f.End = true, false, f.Start
+	x, err := openWriter(t.Context(), path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.NoError(t, x.apply(t.Context(), []change{{File: f}}))
+	require.NoError(t, x.Close())
+	place, err := PlaceOf("door", filepath.Join(dir, "%{key}", "%H-%M-%S.mp4"))
+	require.NoError(t, err)
+	for _, c := range []struct {
+		places []Place
+		to     time.Time
+	}{{nil, end}, {[]Place{place}, f.Start}} {
+		spans, err := Library{Index: path, Places: c.places}.Spans(t.Context(), nil)
+		require.NoError(t, err)
+		require.Len(t, spans, 1)
+		require.WithinDuration(t, c.to, spans[0].To, time.Millisecond)
+	}
+}
+
 // A list that is bounded is the beginning of the whole one, whatever stands between its files.
 func TestListLimit(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)

@@ -42,7 +42,7 @@ type Span struct {
 // Spans returns what there is of each key, sorted. It asks the index as List does.
 func (l Library) Spans(ctx context.Context, progress func(files int)) ([]Span, error) {
 	if l.Index != "" {
-		spans, err := indexed(l.Index, func(x *Index) ([]Span, error) { return x.spans(ctx) })
+		spans, err := indexed(l.Index, func(x *Index) ([]Span, error) { return x.spans(ctx, l.Places) })
 		if err == nil {
 			return slices.DeleteFunc(spans, func(s Span) bool {
 				return len(l.Places) > 0 && !slices.ContainsFunc(l.Places, func(p Place) bool { return p.Key == "" || p.Key == s.Key })
