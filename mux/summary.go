@@ -28,8 +28,7 @@ type Summary struct {
 var ErrNoRecording = errors.New("no recording")
 
 // Summarize reads as little of a file as its container allows: the boxes between the pictures of an MP4, the head and the end of others, in
-// whatever state they are. A file
-// that is being written is told of as it is now. When ctx ends, reading does, with its error.
+// whatever state they are. A file that is being written is told of as it is now. When ctx ends, reading does, with its error.
 func Summarize(ctx context.Context, f *os.File) (Summary, error) {
 	st, err := f.Stat()
 	if err != nil {

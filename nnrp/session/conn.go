@@ -40,7 +40,7 @@ type Conn interface {
 	SendDatagram(b []byte) error
 	ReceiveDatagram(ctx context.Context) ([]byte, error)
 	// ProbeDelay returns how long after the last bytes of a message a datagram lets the transport find out soon that they were lost;
-	// 0 = there is no need for one now. It is called once a message.
+	// 0 = there is no need for one now. It is called once a message, and once a PING that comes as a datagram.
 	ProbeDelay() time.Duration
 	// CloseWithError ends the connection; the peer learns code and reason.
 	CloseWithError(code uint64, reason string) error
