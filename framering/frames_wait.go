@@ -14,7 +14,7 @@ import (
 type Wait int
 
 const (
-	WaitShared Wait = iota // one thread of the process waits for all readers; costs a switch between threads
+	WaitShared Wait = iota // as WaitDirect for the first four waiters of the process; one thread for up to 31 of the rest costs them a switch
 	WaitDirect             // the reader's own thread waits in the kernel
 	WaitBusy               // the reader's thread asks without pause: the lowest latency for the price of a core
 )

@@ -13,7 +13,7 @@ import (
 // defaultReadLimit bounds the buffer a reader grows for a stranger's packets: far above any access unit, far below a machine's memory.
 const defaultReadLimit = 32 << 20
 
-// ReaderOptions choose how a ring is read. The zero value waits on the shared thread and goes on after overruns by itself.
+// ReaderOptions choose how a ring is read. The zero value waits as WaitShared does and goes on after overruns by itself.
 type ReaderOptions struct {
 	Wait      Wait
 	MaxPacket int // larger packets are skipped as lost; 0 = 32 MiB
