@@ -95,7 +95,7 @@ func TestInfer(t *testing.T) {
 	sc := newScene(t, dir, key, 256, 128)
 	cert, err := servercert.SelfSigned()
 	require.NoError(t, err)
-	server, stop := motionRuntime(t, inference.ServerOptions{Cert: cert, Token: []byte("t0ken")})
+	server, stop := motionRuntime(t, inference.ServerOptions{Certificate: servercert.Always(cert), Token: []byte("t0ken")})
 	addr := server.Addr().String()
 	out, w := io.Pipe()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -146,7 +146,7 @@ func TestInfer(t *testing.T) {
 	require.Equal(t, []uint32{10, 31}, next().TileIDs)
 
 	stop()
-	motionRuntime(t, inference.ServerOptions{Cert: cert, Token: []byte("t0ken"), Listen: addr})
+	motionRuntime(t, inference.ServerOptions{Certificate: servercert.Always(cert), Token: []byte("t0ken"), Listen: addr})
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	moving := make(chan struct{})

@@ -88,12 +88,7 @@ func (o *RelayOptions) certificate() (func() *tls.Certificate, error) {
 		}
 		return files.Certificate, nil
 	}
-	host, _, err := net.SplitHostPort(o.ListenTLS)
-	if err != nil {
-		return nil, fmt.Errorf("address for TLS: %w", err)
-	}
-	made, err := servercert.SelfSigned(host)
-	return func() *tls.Certificate { return made }, err
+	return servercert.For(o.ListenTLS)
 }
 
 // Relay serves until ctx ends. A taken port is an error that says so. Reading is on demand: a key that nobody plays is not read.

@@ -56,7 +56,7 @@ func newNNRPServeCommand(o *globalOptions) *cobra.Command {
 	f.IntVar(&s.ONNX.MaxBatch, "max-batch", 8, "frames a batch, for models whose batch axis is free")
 	f.IntVar(&s.ONNX.Threads, "threads", 0, "CPU threads of the model (default: the library's choice)")
 	f.DurationVar(&s.BatchWait, "batch-wait", 0, "how long the first frame of a batch waits for others")
-	f.StringVar(&s.Cert, "cert", "", "PEM certificate chain (default: one is made)")
+	f.StringVar(&s.Cert, "cert", "", "PEM certificate chain, read again when it is renewed (default: one is made)")
 	f.StringVar(&s.KeyFile, "key-file", "", "PEM key of --cert")
 	f.StringVar(&s.TokenFile, "token-file", "", "file with the token that clients must show")
 	f.Var(&s.MaxBody, "max-body", "largest message body")
@@ -90,9 +90,11 @@ func (s *nnrpServeOptions) run(c *cobra.Command, o *globalOptions) error {
 	so := inference.ServerOptions{Engine: engine, Listen: s.Listen, Concurrent: s.Concurrent, MaxBody: uint32(s.MaxBody), SDK: s.SDK, Logger: o.Logger,
 		Scheduler: inference.SchedulerOptions{MaxSessions: s.MaxSessions, MaxQueue: s.MaxQueue, BatchWait: s.BatchWait}}
 	if s.Cert != "" {
-		if so.Cert, err = servercert.Load(s.Cert, s.KeyFile); err != nil {
+		files, err := servercert.OpenFiles(s.Cert, s.KeyFile, o.Logger)
+		if err != nil {
 			return err
 		}
+		so.Certificate = files.Certificate
 	}
 	if s.TokenFile != "" {
 		if so.Token, err = quictransport.LoadToken(s.TokenFile); err != nil {

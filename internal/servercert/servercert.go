@@ -50,6 +50,19 @@ func load(read func(name string) ([]byte, error), certFile, keyFile string) (*tl
 // selfSignedLife keeps a made certificate valid for as long as a server is likely to run; who pins it ignores the dates anyway.
 const selfSignedLife = 365 * 24 * time.Hour
 
+// For makes a certificate for the host of a listen address, host:port, and returns it as servers ask for one.
+func For(listen string) (func() *tls.Certificate, error) {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen address: %w", err)
+	}
+	made, err := SelfSigned(host)
+	return Always(made), err
+}
+
+// Always returns a certificate as servers ask for one.
+func Always(c *tls.Certificate) func() *tls.Certificate { return func() *tls.Certificate { return c } }
+
 // SelfSigned makes a certificate for the host's names and the given ones. Clients pin its Fingerprint.
 func SelfSigned(hosts ...string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -81,8 +81,9 @@ type Listener struct {
 	l    *quic.Listener
 }
 
-// Listen opens a UDP socket, addr being host:port (an empty host: all addresses, port 0: any free one).
-func Listen(addr string, cert *tls.Certificate) (*Listener, error) {
+// Listen opens a UDP socket, addr being host:port (an empty host: all addresses, port 0: any free one). certificate is asked at each
+// handshake, so that a renewed one is shown to the clients that come after it.
+func Listen(addr string, certificate func() *tls.Certificate) (*Listener, error) {
 	local, err := net.ResolveUDPAddr("udp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("nnrp: listen on %s: %w", addr, err)
@@ -92,7 +93,9 @@ func Listen(addr string, cert *tls.Certificate) (*Listener, error) {
 		return nil, fmt.Errorf("nnrp: listen on %s: %w", addr, err)
 	}
 	t := &quic.Transport{Conn: joinDatagrams(sock)}
-	l, err := t.Listen(&tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{nnrp.ALPN}, Certificates: []tls.Certificate{*cert}}, config(true))
+	l, err := t.Listen(&tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{nnrp.ALPN}, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		return certificate(), nil
+	}}, config(true))
 	if err != nil {
 		_ = t.Close()
 		_ = sock.Close()

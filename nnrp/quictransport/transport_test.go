@@ -60,7 +60,7 @@ func startServer(t *testing.T, addr string, cert *tls.Certificate, p session.Pol
 		cert, err = servercert.SelfSigned()
 		require.NoError(t, err)
 	}
-	l, err := Listen(addr, cert)
+	l, err := Listen(addr, servercert.Always(cert))
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &runtimeServer{l: l, h: &digester{}, cert: cert}
@@ -363,4 +363,42 @@ func TestLossyPath(t *testing.T) {
 	t.Logf("outcomes %v, heap %d KiB → %d KiB", got, before.HeapAlloc>>10, after.HeapAlloc>>10)
 	require.Greater(t, got[session.Delivered], frames/4, "the rest was overtaken by newer pictures")
 	require.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(8<<20))
+}
+
+// A renewed certificate is shown to the client that comes next; a session that is open goes on.
+func TestRenewedCertificate(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	var shown atomic.Pointer[tls.Certificate]
+	renew := func() string {
+		made, err := servercert.SelfSigned()
+		require.NoError(t, err)
+		shown.Store(made)
+		return servercert.Fingerprint(made)
+	}
+	first := renew()
+	l, err := Listen("127.0.0.1:0", shown.Load)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	dial := func(pinned string) (session.Conn, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		return Dial(ctx, "nnrps://"+l.Addr().String(), Trust{Fingerprint: pinned})
+	}
+	open, err := dial(first)
+	require.NoError(t, err)
+	defer func() { _ = open.CloseWithError(0, "") }()
+	second := renew()
+	_, err = dial(first)
+	var refused *CertificateError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, second, refused.Fingerprint)
+	next, err := dial(second)
+	require.NoError(t, err)
+	require.NoError(t, next.CloseWithError(0, ""))
+	select {
+	case <-open.Done():
+		t.Fatal("the connection of before has ended")
+	default:
+	}
 }

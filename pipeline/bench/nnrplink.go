@@ -206,7 +206,7 @@ func newRawQUIC(ctx context.Context) (*rawQUIC, error) {
 		return nil, err
 	}
 	r := &rawQUIC{}
-	if r.l, err = quictransport.Listen("127.0.0.1:0", cert); err != nil {
+	if r.l, err = quictransport.Listen("127.0.0.1:0", servercert.Always(cert)); err != nil {
 		return nil, err
 	}
 	ctx, r.cancel = context.WithCancel(ctx)

@@ -21,16 +21,16 @@ import (
 
 // ServerOptions configure a Server. Beside Engine the zero value is usable: any free port, a self-signed certificate, no token.
 type ServerOptions struct {
-	Engine     Engine // not closed by the Server
-	Listen     string // host:port
-	Cert       *tls.Certificate
-	Token      []byte // nil = everyone may come
-	Lanes      uint16 // views a session; 0 = 4
-	Concurrent uint16 // frames a session; 0 = 8, at most quictransport.MaxConcurrentFrames
-	MaxBody    uint32 // bytes; 0 = 16 MiB
-	Scheduler  SchedulerOptions
-	SDK        bool // CLIENT_HELLO in the public SDKs' order
-	Logger     *slog.Logger
+	Engine      Engine                  // not closed by the Server
+	Listen      string                  // host:port
+	Certificate func() *tls.Certificate // asked for each connection; nil = one is made
+	Token       []byte                  // nil = everyone may come
+	Lanes       uint16                  // views a session; 0 = 4
+	Concurrent  uint16                  // frames a session; 0 = 8, at most quictransport.MaxConcurrentFrames
+	MaxBody     uint32                  // bytes; 0 = 16 MiB
+	Scheduler   SchedulerOptions
+	SDK         bool // CLIENT_HELLO in the public SDKs' order
+	Logger      *slog.Logger
 }
 
 const (
@@ -46,7 +46,7 @@ type Server struct {
 	o     ServerOptions
 	l     *quictransport.Listener
 	sched *Scheduler
-	cert  *tls.Certificate
+	cert  func() *tls.Certificate
 
 	mu  sync.Mutex
 	ids map[uint32]bool
@@ -69,14 +69,11 @@ func NewServer(o ServerOptions) (*Server, error) {
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"
 	}
-	cert := o.Cert
+	cert := o.Certificate
 	if cert == nil {
-		host, _, err := net.SplitHostPort(o.Listen)
-		if err != nil {
-			return nil, fmt.Errorf("nnrp serve: listen address: %w", err)
-		}
-		if cert, err = servercert.SelfSigned(host); err != nil {
-			return nil, err
+		var err error
+		if cert, err = servercert.For(o.Listen); err != nil {
+			return nil, fmt.Errorf("nnrp serve: %w", err)
 		}
 	}
 	l, err := quictransport.Listen(o.Listen, cert)
@@ -91,7 +88,7 @@ func NewServer(o ServerOptions) (*Server, error) {
 func (s *Server) Addr() net.Addr { return s.l.Addr() }
 
 // Fingerprint returns the SHA-256 of the certificate in hex, for clients that pin it.
-func (s *Server) Fingerprint() string { return servercert.Fingerprint(s.cert) }
+func (s *Server) Fingerprint() string { return servercert.Fingerprint(s.cert()) }
 
 // Run serves until ctx ends; then clients are sent CLOSE and frames under way get a few seconds.
 func (s *Server) Run(ctx context.Context) error {
