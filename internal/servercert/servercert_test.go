@@ -100,6 +100,7 @@ func TestRenewalByOtherFiles(t *testing.T) {
 	second, err := SelfSigned()
 	require.NoError(t, err)
 	cert, key = pemOf(t, second)
+	require.NoError(t, os.RemoveAll(certFile))
 	require.NoError(t, os.WriteFile(certFile, cert, 0o600))
 	require.NoError(t, os.WriteFile(keyFile, key, 0o600))
 	f.looked = time.Time{}
