@@ -34,6 +34,22 @@ type FrameSubscribeOptions struct {
 // ErrNoFrames: the key has packets and no frames (nobody decodes it, or not yet).
 var ErrNoFrames = errors.New("it has no frames")
 
+// NoFramesError is ErrNoFrames with what helps.
+type NoFramesError struct {
+	Key    string
+	Waited time.Duration // for frames, in vain; 0 = not at all
+}
+
+func (e *NoFramesError) Error() string {
+	s := fmt.Sprintf("key %q: %v, nobody decodes it", e.Key, ErrNoFrames)
+	if e.Waited > 0 {
+		s += fmt.Sprintf(" after waiting %v", e.Waited)
+	}
+	return s + fmt.Sprintf(": cfpipe ingest … --decode auto, or cfpipe decode %s --key NEW; in a site: decode: auto", e.Key)
+}
+
+func (e *NoFramesError) Unwrap() error { return ErrNoFrames }
+
 // FrameSubscription reads the frames of a key and stays with it when its publisher begins a new generation (another size or format)
 // or another publisher takes over. Next is for one goroutine at a time; the other methods may be called from any.
 type FrameSubscription struct {
@@ -84,7 +100,11 @@ func SubscribeFrames(ctx context.Context, o FrameSubscribeOptions) (*FrameSubscr
 		err = s.await(ctx, waiting, err)
 	}
 	var none *NoKeyError
-	if errors.As(err, &none) {
+	var undecoded *NoFramesError
+	switch {
+	case errors.As(err, &undecoded):
+		undecoded.Waited = max(o.WaitForKey, 0)
+	case errors.As(err, &none):
 		none = noKey(o.RuntimeDir, o.Key)
 		none.Waited, err = max(o.WaitForKey, 0), none
 	}
@@ -106,7 +126,7 @@ func (s *FrameSubscription) attach(ctx context.Context) error {
 	case errors.As(err, &none):
 		return &NoKeyError{Key: s.o.Key, Path: none.Path}
 	case errors.Is(err, framering.ErrNotFound):
-		return fmt.Errorf("key %q: %w, nobody decodes it: cfpipe ingest … --decode auto, or cfpipe decode %s --key NEW; in a site: decode: auto", s.o.Key, ErrNoFrames, s.o.Key)
+		return &NoFramesError{Key: s.o.Key}
 	case err != nil:
 		return err
 	}

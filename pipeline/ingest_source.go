@@ -97,7 +97,7 @@ func OpenSource(o SourceOptions) (OpenedSource, error) {
 		case err != nil && hostAndPort.MatchString(o.URL):
 			return OpenedSource{}, fmt.Errorf("%s is no file and no URL; did you mean rtsp://%s?", av.Mask(o.URL), av.Mask(o.URL))
 		case err != nil && !strings.Contains(o.URL, ":"): // a plain name: say at once when there is no such file
-			return OpenedSource{}, err
+			return OpenedSource{}, fmt.Errorf("%w; the URL of a camera begins with rtsp:// or rtsps://", err)
 		}
 	}
 	if near := misspelt[scheme]; isURL && near != "" {

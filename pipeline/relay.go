@@ -58,11 +58,11 @@ const relayOff = "off"
 func (o *RelayOptions) Check() error {
 	switch {
 	case o.plain() == "" && o.ListenTLS == "":
-		return errors.New("neither a port for RTSP nor one for RTSP over TLS")
+		return errors.New("neither an address for RTSP (--listen, in a site listen:) nor one for RTSP over TLS (--listen-tls, listen_tls:)")
 	case (o.CertFile == "") != (o.KeyFile == ""):
-		return errors.New("a certificate and its key go together")
+		return errors.New("a certificate and its key go together (--cert and --key-file, in a site cert: and key_file:)")
 	case o.CertFile != "" && o.ListenTLS == "":
-		return errors.New("a certificate without an address to serve TLS on")
+		return errors.New("a certificate without an address to serve TLS on (--listen-tls, in a site listen_tls:)")
 	case o.plain() == "" && o.Multicast != "":
 		return errors.New("multicast goes with RTSP without TLS: it is not encrypted")
 	}

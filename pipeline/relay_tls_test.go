@@ -183,14 +183,14 @@ func TestRelayTLSAlone(t *testing.T) {
 		plain.Close()
 	}
 	for name, o := range map[string]RelayOptions{
-		"neither a port":        {Listen: "off"},
-		"go together":           {ListenTLS: ":0", CertFile: "x"},
-		"address to serve TLS":  {Listen: ":0", CertFile: "x", KeyFile: "y"},
-		"multicast goes with":   {Listen: "off", ListenTLS: ":0", Multicast: "239.255.42.0/24"},
-		"no such file":          {ListenTLS: ":0", CertFile: "/nonexistent/c", KeyFile: "/nonexistent/k"},
-		"failed to find any":    {ListenTLS: ":0", CertFile: os.Args[0], KeyFile: os.Args[0]},
-		"missing port":          {ListenTLS: "localhost"},
-		"is taken by another p": {ListenTLS: l.taken()},
+		"neither an address for RTSP": {Listen: "off"},
+		"go together":                 {ListenTLS: ":0", CertFile: "x"},
+		"address to serve TLS":        {Listen: ":0", CertFile: "x", KeyFile: "y"},
+		"multicast goes with":         {Listen: "off", ListenTLS: ":0", Multicast: "239.255.42.0/24"},
+		"no such file":                {ListenTLS: ":0", CertFile: "/nonexistent/c", KeyFile: "/nonexistent/k"},
+		"failed to find any":          {ListenTLS: ":0", CertFile: os.Args[0], KeyFile: os.Args[0]},
+		"missing port":                {ListenTLS: "localhost"},
+		"is taken by another p":       {ListenTLS: l.taken()},
 	} {
 		o.Logger = slog.New(slog.DiscardHandler)
 		require.ErrorContains(t, Relay(t.Context(), o), name)

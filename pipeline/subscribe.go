@@ -47,8 +47,8 @@ func StartAt(t time.Time) Start { return Start{packetring.SeekTime(t)} }
 var (
 	// ErrNoKey: nobody publishes the key. errors.Is(err, os.ErrNotExist). The error says which keys there are.
 	ErrNoKey = fmt.Errorf("no such key: %w", os.ErrNotExist)
-	// ErrNoPackets: the key has frames and no packet ring.
-	ErrNoPackets = errors.New("the key has no packet ring")
+	// ErrNoPackets: the key has no packet ring.
+	ErrNoPackets = errors.New("it has frames and no packets: these are under the key of the camera that it is decoded from")
 	// ErrEnded: the publisher has ended and everything in its ring was read (with NoFollow).
 	ErrEnded = errors.New("the publication has ended")
 	// ErrSubscriptionClosed: Close was called. errors.Is(err, os.ErrClosed).

@@ -19,7 +19,7 @@ func newBenchCommand(o *globalOptions) *cobra.Command {
 		Short: "Measure this machine",
 		Long: "Measures throughput, latency and CPU use on this machine, each figure against a reference that is\n" +
 			"timed in the same run (plain memory copies, bare futex wake-ups), by helper processes of its own.",
-		Args: args(cobra.NoArgs),
+		Args: noArgs,
 	}
 	c.AddCommand(newBenchPacketsCommand(o), newBenchFramesCommand(o), newBenchNNRPCommand(o), &cobra.Command{
 		Use: "helper", Hidden: true, DisableFlagParsing: true,
@@ -72,7 +72,7 @@ func newBenchPacketsCommand(o *globalOptions) *cobra.Command {
 			"A busy machine makes every figure worse; the load average is printed with the result. The whole takes\n" +
 			"about ten times --duration. The exit status is 0 whether the goals are met or not.",
 		Example: "  cfpipe bench packets\n  cfpipe bench packets --duration 10s --rate 25 --json | jq .goals\n" + exitStatusHelp,
-		Args:    args(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b.Progress = o.measuring
 			r, err := bench.RunPackets(cmd.Context(), b)

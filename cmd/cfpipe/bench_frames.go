@@ -27,7 +27,7 @@ func newBenchFramesCommand(o *globalOptions) *cobra.Command {
 			"            has a goal, what one alone would copy is shown beside it\n\n" +
 			"A busy machine makes every figure worse; the load average is printed with the result.\n" + exitStatusHelp,
 		Example: "  cfpipe bench frames\n  cfpipe bench frames --width 3840 --height 2160 --json",
-		Args:    args(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b.Progress = o.measuring
 			r, err := bench.RunFrames(cmd.Context(), b)

@@ -25,7 +25,7 @@ func newBenchNNRPCommand(o *globalOptions) *cobra.Command {
 			"                 where this process may not make those\n\n" +
 			"It takes about two and a half minutes. CPU is that of client and server together. The exit status is 0 whether the goals are met or not.",
 		Example: "  cfpipe bench nnrp\n  cfpipe bench nnrp --duration 10s --json | jq .goals\n" + exitStatusHelp,
-		Args:    args(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			quietQUIC()
 			b.Progress = o.measuring

@@ -24,7 +24,7 @@ Protocol 4 shares frames in GPU memory or host memory, across containers. Protoc
 GPU and one PID namespace for all. Protocol 1 is protocol 2 without packets.` + "\n" + waitStatusHelp,
 		Example: `  cfpipe bridge old-cam --key cam1
   cfpipe bridge cam1 --key cam1-v2 --protocol 2`,
-		Args: args(cobra.ExactArgs(1)),
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			switch b.Protocol {
 			case 1, 2, 4:

@@ -28,7 +28,7 @@ func newDemoCommand(o *globalOptions) *cobra.Command {
 		Long: "Starts a built-in RTSP camera and three processes that share it: ingest (owns the camera), record and relay.\n" +
 			"A fourth reader plays the relay. Then it checks and shows what was made. Needs no GPU and no network.\n" + exitStatusHelp,
 		Example: "  cfpipe demo\n  cfpipe demo --duration 1m --out /tmp/demo",
-		Args:    args(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if d.Duration <= 0 {
 				return usageError{fmt.Errorf("--duration %v: want more than 0", d.Duration)}

@@ -50,8 +50,8 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 			if i.Key == "" {
 				return usageError{fmt.Errorf("--key is missing (see %s --help)", cmd.CommandPath())}
 			}
-			if i.Duration < 0 || src.Timeout < 0 || i.Stagger < 0 {
-				return usageError{errors.New("a duration is negative")}
+			if err := notNegative(cmd, "duration", "timeout", "stagger"); err != nil {
+				return err
 			}
 			switch i.Protocol {
 			case 1, 2, 4:

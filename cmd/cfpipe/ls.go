@@ -28,7 +28,7 @@ func newLsCommand(o *globalOptions) *cobra.Command {
 			"age of the newest packet, distance of the keyframes, number of readers, process id.\n" +
 			"It reads shared memory and disturbs nobody. A rate of 0 with a growing age is a camera that has gone silent.\n" + exitStatusHelp,
 		Example: "  cfpipe ls\n  cfpipe ls --watch\n  cfpipe ls --json | jq -r '.[] | select(.age_seconds > 10) | .key'",
-		Args:    args(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return w.run(c.Context(), c.OutOrStdout(), func(out io.Writer) (any, error) {
 				keys, err := pipeline.ListKeys(o.RuntimeDir)

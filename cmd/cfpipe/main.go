@@ -30,7 +30,9 @@ func main() {
 	root := newRootCommand()
 	err := checkCommand(root, os.Args[1:])
 	if err == nil {
-		err = root.ExecuteContext(ctx)
+		var c *cobra.Command
+		c, err = root.ExecuteContextC(ctx)
+		err = waitHint(c, err)
 	}
 	stop()
 	status := exitStatus(err)
@@ -69,6 +71,7 @@ func exitStatus(err error) int {
 	var usage usageError
 	var key *framering.KeyError
 	var absent *pipeline.NoKeyError
+	var undecoded *pipeline.NoFramesError
 	var unwritten *mux.WriteError
 	var output *recordings.OutputError
 	switch {
@@ -76,7 +79,7 @@ func exitStatus(err error) int {
 		return exitDone
 	case errors.As(err, &usage), errors.As(err, &key):
 		return exitUsage
-	case errors.As(err, &absent) && absent.Waited > 0:
+	case errors.As(err, &absent) && absent.Waited > 0, errors.As(err, &undecoded) && undecoded.Waited > 0:
 		return exitTimeout
 	case errors.As(err, &unwritten), errors.As(err, &output): // a folder that cannot be made is no missing input
 		return exitFailed

@@ -26,7 +26,7 @@ func newNNRPDumpCommand(*globalOptions) *cobra.Command {
 			"the specification. Large blocks are shown by their SHA-256, the auth_block by its length alone.\n" +
 			"A malformed message ends it with status 1; the error's name and the byte's offset in the input go to stderr.\n" + exitStatusHelp,
 		Example: "  cfpipe nnrp dump capture.bin | jq 'select(.message == \"FRAME_SUBMIT\") | .metadata'\n  cfpipe nnrp dump --reencode - < capture.bin | cmp - capture.bin",
-		Args:    args(cobra.ExactArgs(1)),
+		Args:    oneFile,
 		RunE: func(c *cobra.Command, a []string) error {
 			in := c.InOrStdin()
 			if a[0] != "-" {

@@ -71,8 +71,8 @@ second in flight in all three.` + "\n" + waitStatusHelp,
 			if r.Format, err = recordFormat(format, r.Out); err != nil {
 				return usageError{err}
 			}
-			if r.Segment < 0 || r.Pre < 0 || r.Duration < 0 {
-				return usageError{fmt.Errorf("a duration is negative")}
+			if err := notNegative(cmd, "segment", "pre", "duration", "post", "longest"); err != nil {
+				return err
 			}
 			if err := eventFlags(cmd, &r, event, onEvent); err != nil {
 				return err
@@ -124,7 +124,7 @@ second in flight in all three.` + "\n" + waitStatusHelp,
 	f.BoolVar(&onEvent, "on-event", false, "record around events alone, see cfpipe trigger")
 	f.DurationVar(&event.Post, "post", 10*time.Second, "with --on-event: go on for so long after the trigger, or its end")
 	f.DurationVar(&event.Longest, "longest", 10*time.Minute, "with --on-event: bound of an event, --pre and --post included; 0 = none")
-	f.DurationVar(&r.Duration, "duration", 0, "stop after so much; 0 = when stopped")
+	f.DurationVar(&r.Duration, "duration", 0, "stop after so much is recorded, what --pre brings included; 0 = when stopped")
 	f.DurationVar(&r.WaitForKey, "wait", 0, "how long to wait for KEY to be published; 0 = not at all, negative = for ever; status 4 when it ends in vain")
 	f.StringVar(&fsync, "fsync", string(mux.FsyncNever), "fragment, segment or never")
 	f.BoolVar(&r.NoAudio, "no-audio", false, "leave KEY-audio out")

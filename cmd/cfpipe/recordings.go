@@ -26,7 +26,7 @@ Where the recordings lie is said by one of
   --index FILE   the index of a cfpipe record --index
   --dir DIR      the files below a folder, each of which is read: for a disk from somewhere else
 Without any it is $CFPIPE_SITE, or site.yaml in this folder.`,
-		Args: args(cobra.NoArgs),
+		Args: noArgs,
 	}
 	c.AddCommand(newRecordingsListCommand(o), newRecordingsExportCommand(o), newRecordingsRebuildCommand(o))
 	return c
@@ -144,7 +144,7 @@ What only the recorder knew is not in the files: the count of lost access units,
 
 With --dir the index is DIR/` + recordings.IndexName + `, or what --index says.` + "\n" + exitStatusHelp,
 		Example: "  cfpipe recordings rebuild --site site.yaml\n  cfpipe recordings rebuild --dir /mnt/old-disk --index /tmp/old-disk.db",
-		Args:    args(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			av.SetLogger(o.Logger)
 			lib, err := l.library()

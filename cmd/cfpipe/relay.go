@@ -96,7 +96,7 @@ func checkRelay(o pipeline.RelayOptions) error {
 	for name, address := range map[string]string{"listen": o.Listen, "listen-tls": o.ListenTLS} {
 		chosen := name == "listen" && address == "off" || name == "listen-tls" && address == ""
 		if _, err := net.ResolveTCPAddr("tcp", address); err != nil && !chosen {
-			return usageError{fmt.Errorf("--%s %q: %w", name, address, err)}
+			return usageError{fmt.Errorf("--%s %q: want HOST:PORT, or :PORT for all addresses of this host (%w)", name, address, err)}
 		}
 	}
 	for name, port := range map[string]int{"rtp-port": o.RTPPort, "multicast-port": o.MulticastPort} {

@@ -41,7 +41,7 @@ func newRootCommand() *cobra.Command {
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          args(cobra.NoArgs),
+		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			return o.setUp()
@@ -75,7 +75,7 @@ func newRootCommand() *cobra.Command {
 		newSnapshotCommand(o),
 		newTriggerCommand(o),
 		&cobra.Command{
-			Use: "version", Short: "Print the version", Long: "Prints the version, as --version does.\n" + exitStatusHelp, Example: "  cfpipe version", Args: args(cobra.NoArgs),
+			Use: "version", Short: "Print the version", Long: "Prints the version, as --version does.\n" + exitStatusHelp, Example: "  cfpipe version", Args: noArgs,
 			RunE: func(c *cobra.Command, _ []string) error {
 				_, err := fmt.Fprintln(c.OutOrStdout(), "cfpipe version "+version)
 				return err

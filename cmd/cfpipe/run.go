@@ -47,9 +47,9 @@ Secrets do not stand in the file: name files (password_file) or environment vari
   relay: {listen: ':8554'}`,
 		Args: func(cmd *cobra.Command, a []string) error {
 			if schema || stage {
-				return args(cobra.NoArgs)(cmd, a)
+				return noArgs(cmd, a)
 			}
-			return args(cobra.ExactArgs(1))(cmd, a)
+			return oneFile(cmd, a)
 		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			secrets := &redact.Set{} // of the site file: FFmpeg's messages hold its URLs too

@@ -152,7 +152,7 @@ func TestRunUsage(t *testing.T) {
 		{[]string{"run", bad}, exitUsage, "unknown field"},
 		{[]string{"run", filepath.Join(dir, "none.yaml")}, exitNotFound, "no such file"},
 		{[]string{"run", dir}, exitFailed, "is a directory"},
-		{[]string{"run"}, exitUsage, "arg"},
+		{[]string{"run"}, exitUsage, "FILE is missing: cfpipe run FILE"},
 		{[]string{"run", good, "--check", "--schema"}, exitUsage, ""},
 		{[]string{"run", "--schema"}, exitDone, `"$schema"`},
 	} {

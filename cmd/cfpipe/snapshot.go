@@ -18,6 +18,18 @@ import (
 // snapshotOld is the age from which a picture is worth a warning: cameras send many a second.
 const snapshotOld = 5 * time.Second
 
+// oldPictureError: there is no picture as new as --max-age asks for. It is os.ErrDeadlineExceeded.
+type oldPictureError struct {
+	key         string
+	age, maxAge time.Duration
+}
+
+func (e oldPictureError) Error() string {
+	return fmt.Sprintf("snapshot of %s: the newest picture is %v old, older than --max-age %v", e.key, e.age.Round(10*time.Millisecond), e.maxAge)
+}
+
+func (oldPictureError) Unwrap() error { return os.ErrDeadlineExceeded }
+
 func newSnapshotCommand(o *globalOptions) *cobra.Command {
 	var s pipeline.SnapshotOptions
 	var out string
@@ -57,7 +69,7 @@ step, a reader never sees half of it. When the camera is silent the picture is a
 			}
 			age := time.Since(time.Unix(0, info.PTS))
 			if maxAge > 0 && age > maxAge {
-				return fmt.Errorf("snapshot of %s: the newest picture is %v old, older than --max-age: %w", s.Key, age.Round(time.Second), os.ErrDeadlineExceeded)
+				return oldPictureError{s.Key, age, maxAge}
 			}
 			if maxAge == 0 && age > snapshotOld {
 				o.Logger.Warn("the newest picture is old: the camera is silent", "key", s.Key, "age", age.Round(time.Second))

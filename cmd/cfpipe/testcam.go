@@ -26,7 +26,7 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 		Long: "Serves one or more RTSP cameras that loop a clip in real time; their time goes on across the loop.\n" +
 			"The addresses are printed on stdout. A frame counter is drawn in the built-in pictures.\n" + exitStatusHelp,
 		Example: "  cfpipe testcam --audio &\n  cfpipe ingest rtsp://127.0.0.1:8555/cam0 --key cam0",
-		Args:    args(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if options.Count < 1 || options.Count > 10000 {
 				return usageError{fmt.Errorf("--count %d: want 1 to 10000", options.Count)}

@@ -26,7 +26,7 @@ packet, in packets and as a part of what the ring holds. A reader that comes to 
 On a terminal the table is drawn anew each --interval until Ctrl-C. Where the output is a pipe or a file, two readings are taken and
 the table is printed once; -n prints it so many times. It reads shared memory and disturbs nobody.` + "\n" + exitStatusHelp,
 		Example: "  cfpipe top\n  cfpipe top --sort lag\n  cfpipe top -n 1 --json | jq '.[] | select(.age_seconds > 10)'",
-		Args:    args(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if count < 0 {
 				return usageError{fmt.Errorf("-n %d: want 0 or more", count)}

@@ -9,32 +9,62 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/pipeline"
 )
 
 // usageError marks an error in how the command was called.
 type usageError struct{ err error }
 
-// Error leaves out the wire's name for what the text says already.
+// Error leaves out the kind of error at the end: the text says it already.
 func (e usageError) Error() string {
-	return strings.TrimSuffix(e.err.Error(), ": "+framering.ErrInvalidArg.Error())
+	s := e.err.Error()
+	for _, kind := range []error{framering.ErrInvalidArg, media.ErrUnsupported} {
+		s = strings.TrimSuffix(s, ": "+kind.Error())
+	}
+	return s
 }
 func (e usageError) Unwrap() error { return e.err }
 
-// args wraps a cobra argument check so that a failure counts as wrong usage.
-func args(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(c *cobra.Command, a []string) error {
-		if err := check(c, a); err != nil {
-			return usageError{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
-		}
+// noArgs checks the arguments of commands that take none.
+func noArgs(c *cobra.Command, a []string) error {
+	if len(a) == 0 {
 		return nil
 	}
+	return usageError{fmt.Errorf("%s takes flags alone, not %.80q (see %s --help)", c.CommandPath(), a[0], c.CommandPath())}
+}
+
+// oneFile checks the arguments of commands that take one FILE.
+func oneFile(c *cobra.Command, a []string) error {
+	switch len(a) {
+	case 0:
+		return missing(c, "FILE")
+	case 1:
+		return nil
+	}
+	return usageError{fmt.Errorf("%s takes one FILE; put a name with spaces in quotes", c.CommandPath())}
+}
+
+// missing is the error of a command without its argument: it says how the command is called.
+func missing(c *cobra.Command, what string) error {
+	return usageError{fmt.Errorf("%s is missing: %s %s (see %s --help)", what, c.Parent().CommandPath(), c.Use, c.CommandPath())}
+}
+
+// notNegative checks durations.
+func notNegative(c *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if d, err := c.Flags().GetDuration(name); err != nil || d < 0 {
+			return usageError{fmt.Errorf("--%s %v: a duration is not negative", name, d)}
+		}
+	}
+	return nil
 }
 
 // oneKey checks the arguments of commands that take one KEY.
 func oneKey(c *cobra.Command, a []string) error {
 	switch len(a) {
 	case 0:
-		return usageError{fmt.Errorf("KEY is missing: cfpipe %s (see %s --help)", c.Use, c.CommandPath())}
+		return missing(c, "KEY")
 	case 1:
 		return checkKeys(a...)
 	}
@@ -50,6 +80,15 @@ func oneSource(c *cobra.Command, a []string) error {
 		return nil
 	}
 	return usageError{errors.New("ingest takes one SOURCE; start one ingest for each camera, and put a name with spaces in quotes")}
+}
+
+// waitHint adds to the error of a command that found no publisher how it would wait for one.
+func waitHint(c *cobra.Command, err error) error {
+	var absent *pipeline.NoKeyError
+	if errors.As(err, &absent) && absent.Waited == 0 && c.Flags().Lookup("wait") != nil {
+		return fmt.Errorf("%w; --wait 30s waits for it", err)
+	}
+	return err
 }
 
 // flagError turns an error of the flag parser into one of usage that says what would be right.

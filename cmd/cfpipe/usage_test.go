@@ -43,6 +43,16 @@ func TestUsageSays(t *testing.T) {
 		{"no frames of -2×1080 pixels", []string{"bench", "frames", "--width", "-2"}},
 		{"a side of 64 to 2048", []string{"bench", "nnrp", "--side", "1"}},
 		{"did you mean rtsp://127.0.0.1:8555/cam0?", []string{"ingest", "127.0.0.1:8555/cam0", "--key", "a"}},
+		{"fingerprint \"abcd\": it is not a SHA-256 in hex (64 digits)", []string{"ingest", "rtsps://127.0.0.1:1/x", "--key", "a", "--fingerprint", "abcd"}},
+		{"transport \"tpc\" is not one of auto, tcp, udp, multicast", []string{"ingest", "rtsp://127.0.0.1:1/x", "--key", "a", "--transport", "tpc"}},
+		{"--segment -5s: a duration is not negative", []string{"record", "a", "--out", "x.mp4", "--segment", "-5s"}},
+		{"cfpipe ls takes flags alone, not \"cam1\"", []string{"ls", "cam1"}},
+		{"FILE is missing: cfpipe run FILE", []string{"run"}},
+		{"FILE is missing: cfpipe nnrp dump FILE", []string{"nnrp", "dump"}},
+		{"KEY is missing: cfpipe bridge KEY --key NEWKEY", []string{"bridge"}},
+		{"KEY is missing: cfpipe recordings export KEY", []string{"recordings", "export"}},
+		{"--listen \"8653\": want HOST:PORT, or :PORT", []string{"relay", "--listen", "8653"}},
+		{"--cert and --key-file", []string{"relay", "--listen-tls", ":1", "--cert", "c.pem"}},
 		{"did you mean rtsp://?", []string{"ingest", "rstp://127.0.0.1:8555/cam0", "--key", "a"}},
 	} {
 		_, err := execute(t.Context(), append(c.args, "--runtime-dir", dir)...)
@@ -50,6 +60,12 @@ func TestUsageSays(t *testing.T) {
 		require.Contains(t, err.Error(), c.says)
 		require.NotContains(t, err.Error(), "ERR_")
 	}
+}
+
+func TestNoSuchSource(t *testing.T) {
+	_, err := execute(t.Context(), "ingest", "192.0.2.1", "--key", "a", "--runtime-dir", t.TempDir())
+	require.Equal(t, exitNotFound, exitStatus(err))
+	require.ErrorContains(t, err, "192.0.2.1: no such file or directory; the URL of a camera begins with rtsp://")
 }
 
 func TestUnknownCommand(t *testing.T) {
@@ -103,6 +119,10 @@ func TestWaitEnds(t *testing.T) {
 		_, err := execute(t.Context(), line...)
 		require.Equal(t, exitNotFound, exitStatus(err), name)
 		require.ErrorContains(t, err, "it has not reached the camera yet")
+		c, _, found := newRootCommand().Find(line)
+		require.NoError(t, found)
+		require.ErrorContains(t, waitHint(c, err), "; --wait 30s waits for it")
+		require.Equal(t, exitNotFound, exitStatus(waitHint(c, err)))
 		_, err = execute(t.Context(), append(line, "--wait", "50ms")...)
 		require.Equal(t, exitTimeout, exitStatus(err), name)
 		require.ErrorContains(t, err, "after waiting 50ms")
@@ -159,4 +179,15 @@ func TestSnapshotMakesFolder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "folder", "a.jpg")
 	require.NoError(t, writeWhole(path, []byte("x")))
 	require.FileExists(t, path)
+}
+
+// A key that nobody decodes has no frames, and a wait for them that ends in vain is a timeout.
+func TestFramesWaitEnds(t *testing.T) {
+	dir, key, _ := publishTestStream(t)
+	_, err := execute(t.Context(), "frames", key, "--runtime-dir", dir)
+	require.Equal(t, exitFailed, exitStatus(err))
+	require.ErrorContains(t, err, "cfpipe decode "+key+" --key NEW")
+	_, err = execute(t.Context(), "frames", key, "--runtime-dir", dir, "--wait", "50ms")
+	require.Equal(t, exitTimeout, exitStatus(err))
+	require.ErrorContains(t, err, "nobody decodes it after waiting 50ms")
 }

@@ -122,6 +122,10 @@ func NewSource(o SourceOptions) (*Source, error) {
 	default:
 		return nil, fmt.Errorf("transport %q is not one of auto, tcp, udp, multicast: %w", o.Transport, media.ErrUnsupported)
 	}
+	o.Fingerprint = strings.ToLower(strings.ReplaceAll(o.Fingerprint, ":", ""))
+	if sum, err := hex.DecodeString(o.Fingerprint); o.Fingerprint != "" && (err != nil || len(sum) != sha256.Size) {
+		return nil, fmt.Errorf("fingerprint %.80q: it is not a SHA-256 in hex (64 digits): %w", o.Fingerprint, media.ErrUnsupported)
+	}
 	if o.Timeout <= 0 {
 		o.Timeout = defaultTimeout
 	}
@@ -224,7 +228,7 @@ func (s *Source) tlsConfig(name string) *tls.Config {
 		}
 		sum := sha256.Sum256(cs.PeerCertificates[0].Raw)
 		fingerprint := hex.EncodeToString(sum[:])
-		if want := strings.ToLower(strings.ReplaceAll(s.o.Fingerprint, ":", "")); want != "" {
+		if want := s.o.Fingerprint; want != "" {
 			if want != fingerprint {
 				return fmt.Errorf("the certificate's fingerprint is %s, not the expected one", fingerprint)
 			}
@@ -236,7 +240,7 @@ func (s *Source) tlsConfig(name string) *tls.Config {
 		}
 		_, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: s.o.RootCAs, Intermediates: pool, DNSName: name})
 		if err != nil {
-			return fmt.Errorf("%w; to accept this camera's own certificate give its fingerprint: %s", err, fingerprint)
+			return fmt.Errorf("%w; to accept this camera's own certificate give its fingerprint (--fingerprint, in a site fingerprint:): %s", err, fingerprint)
 		}
 		return nil
 	}

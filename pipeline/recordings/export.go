@@ -78,7 +78,7 @@ func Export(ctx context.Context, o ExportOptions) (Exported, error) {
 	}
 	files := slices.DeleteFunc(slices.Clone(o.Files), func(f File) bool {
 		q := Query{From: o.From, To: o.To}
-		return !q.matches(&f)
+		return !q.matches(&f) || f.Open && f.Video == 0 // its recorder has just begun it: there is nothing in it yet
 	})
 	if len(files) == 0 {
 		return e.done, ErrNothing

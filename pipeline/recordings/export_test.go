@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -317,4 +319,25 @@ func TestExportCutOff(t *testing.T) {
 		require.True(t, want[m.Sum])
 	}
 	plays(t, path)
+}
+
+// A file that its recorder has just begun holds nothing yet, which is no reason to warn: an export up to now meets one now and then.
+func TestExportJustBegun(t *testing.T) {
+	s := camera(t, "320x180", 10, clips.X264)
+	dir := t.TempDir()
+	files := s.record(t, dir, "door", mux.FMP4, time.Minute, s.Packets)
+	require.Len(t, files, 1)
+	path := filepath.Join(dir, "next.mp4")
+	require.NoError(t, os.WriteFile(path, []byte("\x00\x00\x00\x1cftyp0123456789abcdefghij"), 0o600))
+	end := files[0].End
+	files = append(files, File{Key: "door", Path: path, Start: end, End: end, Open: true})
+	var log bytes.Buffer
+	done, err := Export(t.Context(), ExportOptions{Files: files, From: at(0), To: at(20), Out: io.Discard, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	require.Equal(t, 1, done.Files)
+	require.Empty(t, log.String())
+	files[1].Open = false // it is cut off: that is told
+	_, err = Export(t.Context(), ExportOptions{Files: files, From: at(0), To: at(20), Out: io.Discard, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	require.Contains(t, log.String(), path)
 }

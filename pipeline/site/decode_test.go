@@ -123,7 +123,7 @@ func TestLoadErrors(t *testing.T) {
 		"short token":       {ok + "http: {token: '${SITE_TEST_TOKEN}'}\n", "too short"},
 		"listen":            {ok + "relay: {listen: nowhere}\n", "want HOST:PORT"},
 		"listen TLS":        {ok + "relay: {listen_tls: nowhere}\n", "want HOST:PORT"},
-		"no port at all":    {ok + "relay: {listen: off}\n", "relay: neither a port"},
+		"no port at all":    {ok + "relay: {listen: off}\n", "relay: neither an address for RTSP"},
 		"half certificate":  {ok + "relay: {listen_tls: ':1', cert: c.pem}\n", "relay: a certificate and its key go together"},
 		"no certificate":    {ok + "relay: {listen_tls: ':1', cert: nope.pem, key_file: nope.pem}\n", "relay.cert: load certificate: open"},
 		"odd port":          {ok + "relay: {rtp_port: 5001}\n", "even port"},
