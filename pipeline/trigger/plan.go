@@ -16,6 +16,10 @@ type PlanOptions struct {
 	Longest time.Duration
 }
 
+// farBehind is longer than a ring remembers: what an event would hold that ended before then is gone. The clock was set forward meanwhile, or the event
+// is one of long ago; without this bound it would be made up for by one empty event after another.
+const farBehind = time.Hour
+
 // Plan turns triggers into events, one at a time. Requests come from any goroutine; one recorder asks Event, records until End, and calls
 // Finish. It has no clock of its own.
 type Plan struct {
@@ -104,10 +108,10 @@ func (p *Plan) end() (end time.Time, open bool) {
 // renewed says whether the event was started again: then the start is the next event's where the bound ends this one.
 func (p *Plan) renewed() bool { return p.open.After(p.event.Trigger) }
 
-// wanted is until when there is something to record behind the end of the event, as things are.
-func (p *Plan) wanted(end time.Time) time.Time {
+// wanted is until when there is something to record behind the end of the event, where the next one begins then.
+func (p *Plan) wanted(start time.Time) time.Time {
 	if p.renewed() {
-		return end.Add(p.o.Longest)
+		return start.Add(p.o.Longest)
 	}
 	return p.until.Add(p.o.Post)
 }
@@ -144,7 +148,7 @@ func (p *Plan) End() (time.Time, bool) {
 
 // Finish ends the event when everything up to at was recorded and no trigger asks for more; else it returns nil, and the recording
 // goes on. unstopped says that somebody had started the event and the bound has ended it. What was asked for beyond the bound is the next
-// event, which begins where this one ends.
+// event, which begins where this one ends; where that is farBehind, it begins Pre before at.
 func (p *Plan) Finish(at time.Time) (done *Event, unstopped bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +161,11 @@ func (p *Plan) Finish(at time.Time) (done *Event, unstopped bool) {
 	}
 	done = p.event
 	done.End = &end
-	more := p.wanted(end).After(end)
+	start := end
+	if at.Sub(end) > farBehind+p.o.Longest {
+		start = at.Add(-p.o.Pre)
+	}
+	more := p.wanted(start).After(start)
 	unstopped = !p.open.IsZero() && !p.renewed()
 	if !p.renewed() {
 		p.open = time.Time{}
@@ -169,7 +177,7 @@ func (p *Plan) Finish(at time.Time) (done *Event, unstopped bool) {
 		if next.Reason == "" {
 			next.Reason = done.Reason
 		}
-		p.begin(end, next, p.at)
+		p.begin(start, next, p.at)
 	}
 	return done, unstopped
 }

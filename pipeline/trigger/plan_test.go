@@ -130,6 +130,31 @@ func TestRestoreLate(t *testing.T) {
 	}
 }
 
+// Where the clock was set, or an event of long ago is taken over, what was asked for since then is not one empty event after another.
+func TestPlanFarBehind(t *testing.T) {
+	const pre, post, longest, day = 10 * time.Second, 5 * time.Second, 30 * time.Second, 24 * time.Hour
+	base := time.Unix(0, 0).UTC()
+	now := base.Add(20_000 * day)
+	for name, r := range map[string]Request{"prolonged": {Action: Momentary, For: 50 * time.Second}, "started again": {Action: Start}} {
+		p := NewPlan(PlanOptions{Pre: pre, Post: post, Longest: longest})
+		p.Handle(Request{Action: Start}, base)
+		p.Handle(r, now)
+		done, _ := p.Finish(now)
+		require.Equal(t, base.Add(longest-pre), *done.End, name)
+		require.Equal(t, now.Add(-pre), p.Event().Start, name)
+		done, _ = p.Finish(now.Add(longest - pre - 1))
+		require.Nil(t, done, name)
+		done, _ = p.Finish(now.Add(longest - pre))
+		require.NotNil(t, done, name)
+		require.Equal(t, r.Action == Momentary, p.Event() != nil, name)
+	}
+	p := NewPlan(PlanOptions{Pre: pre, Post: post, Longest: longest})
+	p.Handle(Request{Action: Momentary, For: 10 * day}, base)
+	done, _ := p.Finish(now)
+	require.NotNil(t, done)
+	require.Nil(t, p.Event(), "nothing was asked for that is not over")
+}
+
 func TestPlanReason(t *testing.T) {
 	p := NewPlan(PlanOptions{Post: time.Second, Longest: 10 * time.Second})
 	now := time.Unix(1_700_000_000, 0)
@@ -167,7 +192,7 @@ func TestPlanCoversAll(t *testing.T) {
 		}
 		for range 60 {
 			now = now.Add(time.Duration(rnd.IntN(4000)) * time.Millisecond)
-			if rnd.IntN(2) == 0 { // the recorder may lag
+			if rnd.IntN(2) == 0 { // the recorder may lag, though not farBehind
 				for e, _ := p.Finish(now); e != nil; e, _ = p.Finish(now) {
 					finish(e)
 				}
@@ -176,7 +201,7 @@ func TestPlanCoversAll(t *testing.T) {
 			wanted = append(wanted, span{now.Add(-pre), now.Add(r.For + post)})
 			p.Handle(r, now)
 		}
-		now = now.Add(time.Hour)
+		now = now.Add(farBehind / 2)
 		for e, _ := p.Finish(now); e != nil; e, _ = p.Finish(now) {
 			finish(e)
 		}
