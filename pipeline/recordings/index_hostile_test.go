@@ -1,6 +1,7 @@
 package recordings
 
 import (
+	"errors"
 	"database/sql"
 	"fmt"
 	"log/slog"
@@ -171,6 +172,43 @@ func TestIndexCutOff(t *testing.T) {
 			require.NoError(t, sound(t.Context(), path))
 		})
 	}
+}
+
+// A log that is cut off and grows again at once is noticed, also where nobody in this process reads. Until then the database is no stranger's.
+func TestIndexLogCutOffWhileWritten(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	s := camera(t, "320x180", 10, clips.X264)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index.db")
+	place, err := Folder(dir)
+	require.NoError(t, err)
+	var log testenv.Log
+	w := NewWriter(WriterOptions{Path: path, Places: []Place{place}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	stop := run(t, w)
+	<-w.Ready()
+	want := s.record(t, dir, "door", mux.FMP4, 2*time.Second, s.Packets)
+	for _, f := range want {
+		w.Finished(f)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error { return hasFiles(path, len(want)) })
+	alone := filepath.Join(t.TempDir(), "index.sqlite") // by its head alone
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(alone, b, 0o600))
+	require.NoError(t, foreign(alone))
+
+	require.NoError(t, os.Truncate(path+"-wal", 0))
+	for range 20 {
+		w.Finished(want[0])
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if !strings.Contains(log.String(), "moved aside") {
+			return errors.New("it was not noticed")
+		}
+		return nil
+	})
+	testenv.Eventually(t, 10*time.Second, func() error { return hasFiles(path, len(want)) })
+	stop()
 }
 
 // An index that is damaged again and again leaves the newest few behind, and nothing else goes away.

@@ -95,9 +95,6 @@ func (x *Index) schema(ctx context.Context) (id, v int, tables map[string]string
 
 // create makes what the newest version has and is not there yet, in one step: a file that has tables says whose they are.
 func (x *Index) create(ctx context.Context) error {
-	if err := x.writeAhead(ctx); err != nil {
-		return err
-	}
 	steps := []string{"BEGIN IMMEDIATE"}
 	for _, name := range slices.Sorted(maps.Keys(schemas[version])) { // the table's is the first
 		text := schemas[version][name]
@@ -107,6 +104,8 @@ func (x *Index) create(ctx context.Context) error {
 		steps = append(steps, text)
 	}
 	steps = append(steps, fmt.Sprintf("PRAGMA application_id=%d", application), fmt.Sprintf("PRAGMA user_version=%d", version), "COMMIT")
-	_, err := x.db.ExecContext(ctx, strings.Join(steps, "; "))
-	return damaged(err)
+	if _, err := x.db.ExecContext(ctx, strings.Join(steps, "; ")); err != nil {
+		return damaged(err)
+	}
+	return x.writeAhead(ctx) // last: the database says whose it is without its log
 }

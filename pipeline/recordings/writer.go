@@ -160,9 +160,6 @@ func (w *Writer) keep(ctx context.Context, x *Index) error {
 	}
 	w.once.Do(func() { close(w.ready) })
 	var seen marks
-	if err := seen.look(w.o.Path); err != nil {
-		return err
-	}
 	look, again := time.NewTicker(lookPace), time.NewTimer(pause)
 	defer look.Stop()
 	defer again.Stop()
@@ -172,6 +169,9 @@ func (w *Writer) keep(ctx context.Context, x *Index) error {
 		return err
 	}
 	for {
+		if err := seen.look(w.o.Path); err != nil { // how far it has grown
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			for len(w.queue) > 0 {
@@ -182,6 +182,9 @@ func (w *Writer) keep(ctx context.Context, x *Index) error {
 			}
 			return ctx.Err()
 		case c := <-w.queue:
+			if err := seen.look(w.o.Path); err != nil { // a log that was cut off grows again with what is written now
+				return err
+			}
 			if err := w.write(x, c); err != nil {
 				return err
 			}
