@@ -1,8 +1,8 @@
 package recordings
 
 import (
-	"errors"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
