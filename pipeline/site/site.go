@@ -48,6 +48,7 @@ type Site struct {
 	runtimeDir string
 	group      string
 	started    time.Time
+	handOver   time.Duration
 	keeper     *retention.Keeper
 	index      *indexer
 	api        api
@@ -68,7 +69,7 @@ func New(o Options) (*Site, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Site{o: o, log: o.Logger, secrets: o.Secrets, config: c, started: time.Now(), loaded: time.Now()}
+	s := &Site{o: o, log: o.Logger, secrets: o.Secrets, config: c, started: time.Now(), loaded: time.Now(), handOver: handOver}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -98,9 +99,14 @@ func New(o Options) (*Site, error) {
 }
 
 // Run runs the site until ctx ends: then the recorders on events finish the event that is on, which may have begun this moment and needs
-// its ring still, the ingests stop, the readers take what the rings still hold, finish their files and stop. It returns an error when a
-// stage did not stop in time, else nil.
+// its ring still, the ingests stop, the readers take what the rings still hold, finish their files and stop. It returns ErrRunning when another
+// process runs the same file and does not end within 10 s, and an error when a stage did not stop in time, else nil.
 func (s *Site) Run(ctx context.Context) error {
+	release, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	s.apply(s.config)
 	helpers, stop := context.WithCancel(context.Background())
 	var help sync.WaitGroup
@@ -151,7 +157,6 @@ func (s *Site) Run(ctx context.Context) error {
 		}
 	}
 	s.log.Info("stopping", "stages", len(s.stages))
-	var err error
 	for _, st := range s.stopAll(s.stages) {
 		err = errors.Join(err, fmt.Errorf("%s does not stop", st.id()))
 	}
