@@ -151,6 +151,10 @@ func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info S
 		if err == nil {
 			err = d.Drain(kept.keep)
 		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			t := d.Stats()
+			err = fmt.Errorf("of %d packets none gave a picture (%d passed over while waiting for a keyframe, %d damaged): %w", t.Packets, t.Skipped, t.Errors, err)
+		}
 		if err != nil {
 			return still, info, err
 		}

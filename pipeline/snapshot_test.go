@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"bytes"
 	"errors"
 	"slices"
@@ -143,6 +144,11 @@ func TestSnapshotOfPackets(t *testing.T) {
 		}
 		return nil
 	})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, _, err = Snapshot(ctx, SnapshotOptions{RuntimeDir: dir, Key: key, Format: av.JPEG})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "of 0 packets none gave a picture")
 	_, err = pub.Packet(packets[0])
 	require.NoError(t, err)
 	require.Equal(t, packets[0].PTS, (<-first).PTS)

@@ -207,11 +207,21 @@ func (s *Source) connect(ctx context.Context, url address) (*clientSession, erro
 		defer cancel()
 		if err := tc.HandshakeContext(hctx); err != nil {
 			nc.Close()
-			return nil, fmt.Errorf("TLS with %s: %w", url.host, err)
+			return nil, handshakeError(url, err)
 		}
 		nc = tc
 	}
 	return newClientSession(s, url, nc), nil
+}
+
+// handshakeError says what a port without TLS looks like: one waits for more, closes, or answers something else. None of this is the server's
+// end of a connection.
+func handshakeError(url address, err error) error {
+	var other tls.RecordHeaderError
+	if errors.Is(err, io.EOF) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &other) {
+		return fmt.Errorf("TLS with %s: there was no answer in TLS: if this port speaks plain RTSP, the URL begins with rtsp:// (%v)", url.host, err)
+	}
+	return fmt.Errorf("TLS with %s: %w", url.host, err)
 }
 
 func (s *Source) tlsConfig(name string) *tls.Config {

@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
+	"io"
 	"math/big"
 	"net"
 	"strings"
@@ -100,4 +101,35 @@ func TestReceivingDoesNotAllocate(t *testing.T) {
 	}
 	feed(1000)
 	require.Zero(t, testing.AllocsPerRun(10, func() { feed(1000) }))
+}
+
+// A port that speaks no TLS is told from a camera that closes the connection.
+func TestTLSWithPlainPort(t *testing.T) {
+	begin(t, 30*time.Second)
+	for name, answer := range map[string]func(net.Conn){
+		"closes": func(c net.Conn) { _, _ = c.Read(make([]byte, 4096)) },
+		"waits":  func(c net.Conn) { _, _ = io.Copy(io.Discard, c) },
+		"answers": func(c net.Conn) {
+			_, _ = c.Read(make([]byte, 4096))
+			_, _ = io.WriteString(c, "RTSP/1.0 400 Bad Request\r\n\r\n")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if c, err := l.Accept(); err == nil {
+					answer(c)
+					_ = c.Close()
+				}
+			}()
+			s, err := NewSource(SourceOptions{URL: "rtsps://" + l.Addr().String() + "/cam", Timeout: 300 * time.Millisecond})
+			require.NoError(t, err)
+			require.ErrorContains(t, s.Run(t.Context(), nil), "if this port speaks plain RTSP, the URL begins with rtsp://")
+			require.NoError(t, l.Close())
+			<-done
+		})
+	}
 }
