@@ -1,8 +1,8 @@
 package pipeline
 
 import (
-	"context"
 	"bytes"
+	"context"
 	"errors"
 	"slices"
 	"strings"
