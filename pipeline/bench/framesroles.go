@@ -103,28 +103,13 @@ func init() {
 		if err != nil {
 			return nil, err
 		}
-		b := a.board
 		p, w, err := a.publisher()
 		if err != nil {
 			return nil, err
 		}
-		b.ready()
-		half := time.Second / time.Duration(2*a.Rate)
-		next := time.Now()
-		for !b.stopped() {
-			next = sleepUntil(next.Add(half))
-			if err := a.publish(w, a.GPU); err != nil {
-				return nil, err
-			}
-			next = sleepUntil(next.Add(half))
-			if a.Bare {
-				b.word(lineStamp).Store(uint64(time.Now().UnixNano()))
-				b.word(lineBare).Add(1)
-				shm.FutexWake(b.futex(lineBare))
-			}
+		if err := a.board.pace(a.Rate, a.Bare, func() error { return a.publish(w, a.GPU) }); err != nil {
+			return nil, err
 		}
-		b.word(lineBare).Store(1<<32 - 1) // ends the bare waiter
-		shm.FutexWake(b.futex(lineBare))
 		return nil, errors.Join(p.Close(framering.ReasonNormal), a.pictures.close())
 	}
 	helpers["frames-reader"] = func(arg []byte) (any, error) {

@@ -73,24 +73,14 @@ func init() {
 		defer w.Close()
 		data := make([]byte, a.Size)
 		p := packetring.Packet{Flags: packetring.FlagKey, Data: data}
-		b.ready()
-		half := time.Second / time.Duration(2*a.Rate)
-		next := time.Now()
-		for !b.stopped() {
-			next = sleepUntil(next.Add(half))
+		err = b.pace(a.Rate, a.Bare, func() error {
 			binary.LittleEndian.PutUint64(data, uint64(time.Now().UnixNano()))
-			if _, err := w.Publish(p); err != nil {
-				return nil, err
-			}
-			next = sleepUntil(next.Add(half))
-			if a.Bare {
-				b.word(lineStamp).Store(uint64(time.Now().UnixNano()))
-				b.word(lineBare).Add(1)
-				shm.FutexWake(b.futex(lineBare))
-			}
+			_, err := w.Publish(p)
+			return err
+		})
+		if err != nil {
+			return nil, err
 		}
-		b.word(lineBare).Store(1<<32 - 1) // ends the bare waiter
-		shm.FutexWake(b.futex(lineBare))
 		return nil, w.Close()
 	}
 	helpers["latency-reader"] = func(arg []byte) (any, error) {
@@ -148,6 +138,28 @@ func latencySetUp(arg []byte) (a latencyArg, b *board, err error) {
 	}
 	b, err = openBoard(a.Board)
 	return a, b, err
+}
+
+// pace publishes at the rate until the measurement stops; with bare, a futex of the board is woken half way between.
+func (b *board) pace(rate int, bare bool, publish func() error) error {
+	b.ready()
+	half := time.Second / time.Duration(2*rate)
+	next := time.Now()
+	for !b.stopped() {
+		next = sleepUntil(next.Add(half))
+		if err := publish(); err != nil {
+			return err
+		}
+		next = sleepUntil(next.Add(half))
+		if bare {
+			b.word(lineStamp).Store(uint64(time.Now().UnixNano()))
+			b.word(lineBare).Add(1)
+			shm.FutexWake(b.futex(lineBare))
+		}
+	}
+	b.word(lineBare).Store(1<<32 - 1) // ends the bare waiter
+	shm.FutexWake(b.futex(lineBare))
+	return nil
 }
 
 // sleepUntil sleeps until t and returns it, or the present where that is past.
