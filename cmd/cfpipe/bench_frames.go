@@ -19,7 +19,8 @@ func newBenchFramesCommand(o *globalOptions) *cobra.Command {
 			"            against a bare futex wake-up between two processes, timed in turn with it\n" +
 			"  stream    frames to all readers without loss (strict-wait), each of which copies them out: what reaches\n" +
 			"            the readers, against one process that copies alone; all that is copied, against as many\n" +
-			"            processes that do not wait for each other\n\n" +
+			"            processes that do not wait for each other; then again with readers that look at every byte\n" +
+			"            where it lies\n\n" +
 			"and, where there is an NVIDIA GPU, in its memory, where readers copy on the GPU:\n" +
 			"  publish   slot, copy of a picture on the GPU and ring, against the same copy and the wait for it\n" +
 			"  wake-up   as above, with the copy that decode announces; and of a reader that spins\n" +

@@ -106,11 +106,14 @@ func TestRunFrames(t *testing.T) {
 		require.Positive(t, w.Ring.Count)
 		require.Positive(t, w.Bare.Count)
 	}
-	require.Zero(t, r.Stream.Lost)
-	require.Positive(t, r.Stream.Ratio)
+	for _, s := range []*Stream{r.Stream, r.InPlace} {
+		require.Zero(t, s.Lost)
+		require.Positive(t, s.Packets)
+		require.Positive(t, s.Ratio)
+	}
 	var out bytes.Buffer
 	require.NoError(t, r.Write(&out))
-	for _, want := range []string{"WAKE-UP", "STREAM", "GOAL", "frames lost"} {
+	for _, want := range []string{"WAKE-UP", "copied out", "looked at where it lies", "GOAL", "stream in place", "frames lost"} {
 		require.Contains(t, out.String(), want)
 	}
 	if r.GPU == nil {

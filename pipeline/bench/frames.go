@@ -29,12 +29,13 @@ type Frames struct {
 
 // FramesResult is what RunFrames has measured.
 type FramesResult struct {
-	CPUs   int     `json:"cpus"`
-	Load   string  `json:"load_average_before"`
-	Width  int     `json:"width"`
-	Height int     `json:"height"`
-	Wakes  []Wake  `json:"wakes"`
-	Stream *Stream `json:"stream"` // packets are frames here
+	CPUs    int     `json:"cpus"`
+	Load    string  `json:"load_average_before"`
+	Width   int     `json:"width"`
+	Height  int     `json:"height"`
+	Wakes   []Wake  `json:"wakes"`
+	Stream  *Stream `json:"stream"`          // packets are frames here
+	InPlace *Stream `json:"stream_in_place"` // the same by readers that do not copy
 
 	GPU   *GPUFrames `json:"gpu,omitempty"`
 	NoGPU string     `json:"gpu_left_out,omitempty"` // why
@@ -44,8 +45,8 @@ type FramesResult struct {
 
 const frameSlots = 4
 
-// RunFrames measures the frame ring on this machine: in host memory, and in that of a GPU where there is one. It takes about six times
-// o.Duration, with a GPU fourteen times.
+// RunFrames measures the frame ring on this machine: in host memory, and in that of a GPU where there is one. It takes about nine times
+// o.Duration, with a GPU seventeen times.
 func RunFrames(ctx context.Context, o Frames) (*FramesResult, error) {
 	base, err := Packets{Duration: o.Duration, Readers: o.Readers, Helper: o.Helper, Progress: o.Progress}.withDefaults()
 	if err != nil {
@@ -78,7 +79,10 @@ func RunFrames(ctx context.Context, o Frames) (*FramesResult, error) {
 		return nil, err
 	}
 	base.Progress(fmt.Sprintf("streaming to %d readers, and plain copies", base.Readers))
-	if r.Stream, err = base.frameStream(ctx, o, dir); err != nil {
+	if r.Stream, err = base.frameStream(ctx, o, dir, false); err != nil {
+		return nil, err
+	}
+	if r.InPlace, err = base.frameStream(ctx, o, dir, true); err != nil {
 		return nil, err
 	}
 	if err := r.runGPU(ctx, o, base, dir); err != nil {
@@ -152,12 +156,12 @@ func (o Packets) frameLatency(ctx context.Context, f Frames, dir, name string, w
 	return w, err
 }
 
-func (o Packets) frameStream(ctx context.Context, f Frames, dir string) (*Stream, error) {
-	s := &Stream{Readers: o.Readers, Rounds: streamRounds, Size: f.Width * f.Height * 3 / 2}
+func (o Packets) frameStream(ctx context.Context, f Frames, dir string, inPlace bool) (*Stream, error) {
+	s := &Stream{InPlace: inPlace, Readers: o.Readers, Rounds: streamRounds, Size: f.Width * f.Height * 3 / 2}
 	err := s.measure(o.Duration, "framecopy", "framestream", func(kind string, readers int) ([]streamResult, error) {
 		return o.streamRound(ctx, kind, readers, o.Duration/streamRounds, func(b *board, key string, _ int) any {
 			a := f.arg(b, dir, key)
-			a.Ring, a.Strict = shm.Prefix+key+"-copies", true
+			a.Ring, a.Strict, a.InPlace = shm.Prefix+key+"-copies", true, inPlace
 			return a
 		})
 	})
@@ -168,7 +172,7 @@ func (o Packets) frameStream(ctx context.Context, f Frames, dir string) (*Stream
 }
 
 func (r *FramesResult) judge() {
-	r.Goals = append(wakeGoals(r.Wakes), r.Stream.goal(), atMost("frames lost in the stream", float64(r.Stream.Lost), 0))
+	r.Goals = append(wakeGoals(r.Wakes), r.Stream.goal(), r.InPlace.goal(), atMost("frames lost in the streams", float64(r.Stream.Lost+r.InPlace.Lost), 0))
 	if r.GPU != nil {
 		r.Goals = append(r.Goals, r.GPU.goals()...)
 	}
@@ -180,6 +184,7 @@ func (r *FramesResult) Write(out io.Writer) error {
 	fmt.Fprintf(t, "%d CPUs, load average before: %s; %d×%d NV12 in host memory, %d slots\n", r.CPUs, r.Load, r.Width, r.Height, frameSlots)
 	writeWakes(t, r.Wakes)
 	r.Stream.write(t, "frame")
+	r.InPlace.write(t, "frame")
 	if r.GPU != nil {
 		r.GPU.write(t)
 	} else {

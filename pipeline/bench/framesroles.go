@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ type framesArg struct {
 	Width, Height int
 	Wait          framering.Wait
 	Strict        bool
+	InPlace       bool // readers of the stream look at every byte where it lies instead of copying it out
 	GPU           bool // the frames lie in memory of GPU Device
 	Device        int
 }
@@ -177,7 +179,12 @@ func init() {
 			if err != nil {
 				break // the writer has shut down
 			}
-			if err := errors.Join(a.pictures.from(f), f.Release()); err != nil {
+			if a.InPlace {
+				err = a.pictures.look(f)
+			} else {
+				err = a.pictures.from(f)
+			}
+			if err := errors.Join(err, f.Release()); err != nil {
 				return nil, err
 			}
 			got.Bytes += a.meta.FrameSize
@@ -202,7 +209,7 @@ func init() {
 			return nil, err
 		}
 		defer seg.Close()
-		picture := make([]byte, size)
+		picture := grey(size)
 		return a.board.copyFrames(size, func(i int) { copy(seg.Bytes()[i%frameSlots*size:], picture) }), nil
 	}
 	helpers["framecopy-reader"] = func(arg []byte) (any, error) {
@@ -219,8 +226,12 @@ func init() {
 		}
 		defer seg.Close()
 		size := int(a.meta.FrameSize)
-		picture := make([]byte, size)
-		return a.board.copyFrames(size, func(i int) { copy(picture, seg.Bytes()[i%frameSlots*size:]) }), nil
+		picture := grey(size)
+		each := func(slot []byte) { copy(picture, slot) }
+		if a.InPlace {
+			each = func(slot []byte) { bytes.Count(slot, picture[:1]) }
+		}
+		return a.board.copyFrames(size, func(i int) { each(seg.Bytes()[i%frameSlots*size:][:size]) }), nil
 	}
 }
 
