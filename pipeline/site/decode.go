@@ -1,6 +1,7 @@
 package site
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"reflect"
@@ -83,7 +84,7 @@ func parse(file string, text []byte, matters func(path string) bool) (*Config, *
 		var ye yaml.Error
 		if errors.As(err, &ye) && ye.GetToken() != nil {
 			p := ye.GetToken().Position
-			return nil, d, &FieldError{File: file, Line: p.Line, Column: p.Column, Err: errors.New(ye.GetMessage())}
+			return nil, d, &FieldError{File: file, Line: p.Line, Column: p.Column, Err: explained(text, p.Line, ye.GetMessage())}
 		}
 		return fail(err)
 	}
@@ -104,6 +105,22 @@ func parse(file string, text []byte, matters func(path string) bool) (*Config, *
 	}
 	d.config(body, c)
 	return c, d, errors.Join(d.errs...)
+}
+
+// explained is a parser's message about a line, in the words of who wrote the file where it is a tab that indents: YAML takes spaces alone.
+func explained(text []byte, line int, message string) error {
+	var at []byte
+	for l := range bytes.Lines(text) {
+		if at = l; line <= 1 {
+			break
+		}
+		line--
+	}
+	indent := at[:len(at)-len(bytes.TrimLeft(at, " \t-"))]
+	if bytes.ContainsRune(indent, '\t') {
+		return errors.New("the line is indented with a tab: YAML takes spaces there")
+	}
+	return errors.New(message)
 }
 
 // tooDeep finds where brackets, or dashes in a row, nest deeper than any site file: each level costs the parser a look at all that follows.
