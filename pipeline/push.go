@@ -112,7 +112,7 @@ func pushKey(ctx context.Context, o PushOptions, catalog *relayCatalog, key stri
 	wait := o.MinBackoff
 	for {
 		begin := time.Now()
-		err := pushOnce(ctx, o, catalog, key, target, log)
+		stood, err := pushOnce(ctx, o, catalog, key, target, log)
 		o.Counter.failed(err)
 		if ctx.Err() != nil {
 			return
@@ -120,7 +120,11 @@ func pushKey(ctx context.Context, o PushOptions, catalog *relayCatalog, key stri
 		if time.Since(begin) >= goodPush {
 			wait = o.MinBackoff
 		}
-		log.Warn("push: connection lost", "error", av.Mask(err.Error()), "again_in", wait)
+		what := "connection lost"
+		if !stood {
+			what = notPushed(err)
+		}
+		log.Warn("push: "+what, "error", av.Mask(err.Error()), "again_in", wait)
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -130,29 +134,46 @@ func pushKey(ctx context.Context, o PushOptions, catalog *relayCatalog, key stri
 	}
 }
 
-func pushOnce(ctx context.Context, o PushOptions, catalog *relayCatalog, key, target string, log *slog.Logger) error {
+// notPushed says what kept a connection from coming about.
+func notPushed(err error) string {
+	switch {
+	case errors.Is(err, ErrNoKey):
+		return "the key is not published now"
+	case errors.Is(err, media.ErrUnsupported):
+		return "the stream cannot be sent"
+	case errors.Is(err, media.ErrLogin):
+		return "the server refuses the login"
+	case rtsp.Refused(err):
+		return "the server refuses the stream"
+	}
+	return "cannot connect"
+}
+
+// pushOnce makes one connection and returns why it has ended; stood says whether the server took packets on it.
+func pushOnce(ctx context.Context, o PushOptions, catalog *relayCatalog, key, target string, log *slog.Logger) (stood bool, err error) {
 	tracks, err := catalog.Tracks(key)
 	if err != nil {
-		return err
+		return false, err
 	}
-	up := false
 	started := func(more ...any) {
-		up = true
+		stood = true
 		o.Counter.connected(1)
 		log.Info("push: connected", more...)
 	}
 	defer func() {
-		if up {
+		if stood {
 			o.Counter.connected(-1)
 		}
 	}()
 	if scheme, _, _ := strings.Cut(target, "://"); scheme == "rtsp" || scheme == "rtsps" {
-		return rtsp.Push(ctx, rtsp.PushOptions{
+		err = rtsp.Push(ctx, rtsp.PushOptions{
 			URL: target, Username: o.Username, Password: o.Password, Tracks: tracks, Timeout: pushTimeout,
 			OnStart: func() { started() },
 		}, func() (rtsp.StreamReader, error) { return o.open(catalog, key, tracks) })
+		return stood, err
 	}
-	return pushURL(ctx, o, catalog, key, target, tracks, log, started)
+	err = pushURL(ctx, o, catalog, key, target, tracks, log, started)
+	return stood, err
 }
 
 // open reads all tracks, and counts.

@@ -145,6 +145,20 @@ func TestPushRefused(t *testing.T) {
 		return nil
 	})
 	require.NotContains(t, logs.String(), "wrongword")
+	require.Contains(t, logs.String(), "push: the server refuses the login")
+
+	// What never stood is not lost, whoever is asked.
+	for _, url := range []string{"rtsp://" + freePort(t, "tcp") + "/x", "tcp://" + freePort(t, "tcp")} {
+		logs := startPush(t, PushOptions{RuntimeDir: dir, Keys: []string{l.key}, URL: url})
+		testenv.Eventually(t, 10*time.Second, func() error {
+			if strings.Count(logs.String(), "push: cannot connect") < 2 {
+				return errors.New("two attempts are not told of")
+			}
+			return nil
+		})
+		require.Regexp(t, `(?i)connection refused.* again_in=`, logs.String())
+		require.NotContains(t, logs.String(), "lost")
+	}
 }
 
 // FFmpeg's outputs: a transport stream by TCP and UDP, FLV by RTMP.

@@ -25,8 +25,10 @@ func checkKeys(keys ...string) error {
 // an empty file is no password.
 func checkCredentials(username, passwordFile, password string) error {
 	switch {
-	case (username == "") != (passwordFile == ""):
-		return usageError{errors.New("--username and --password-file belong together")}
+	case username == "" && passwordFile != "":
+		return usageError{errors.New("--username is missing: it and --password-file belong together")}
+	case username != "" && passwordFile == "":
+		return usageError{errors.New("--password-file is missing: it and --username belong together")}
 	case passwordFile != "" && password == "":
 		return usageError{fmt.Errorf("--password-file %s: the first line is empty", passwordFile)}
 	}

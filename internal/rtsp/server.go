@@ -182,8 +182,12 @@ func (s *Server) authorised(conn *gortsplib.ServerConn, req *base.Request) bool 
 	if s.o.Username == "" && s.o.Password == "" || conn.VerifyCredentials(req, s.o.Username, s.o.Password) {
 		return true
 	}
-	if len(req.Header["Authorization"]) > 0 && s.denied.now() {
-		s.log.Warn("rtsp: wrong user name or password", "peer", conn.NetConn().RemoteAddr().String())
+	if login := req.Header["Authorization"]; len(login) > 0 && s.denied.now() {
+		what := "wrong user name or password"
+		if nameless(login[0]) {
+			what = "a login without a user name"
+		}
+		s.log.Warn("rtsp: "+what, "peer", conn.NetConn().RemoteAddr().String())
 	}
 	return false
 }
@@ -292,9 +296,11 @@ func (s *Server) refuse(conn *gortsplib.ServerConn, path string, err error) *bas
 	if !s.absent.now() {
 		return res
 	}
-	attrs := []any{"path", pathOf(path), "peer", conn.NetConn().RemoteAddr().String(), "status", int(res.StatusCode), "error", err}
-	if res.StatusCode == base.StatusNotFound {
+	attrs := []any{"path", pathOf(path), "peer", conn.NetConn().RemoteAddr().String(), "status", int(res.StatusCode)}
+	if res.StatusCode == base.StatusNotFound { // the catalog's error says no more than that, and may list the paths a second time
 		attrs = append(attrs, "there_is", some(s.o.Catalog.Paths()))
+	} else {
+		attrs = append(attrs, "error", err)
 	}
 	s.log.Warn("rtsp: a reader was refused", attrs...)
 	return res

@@ -317,7 +317,7 @@ func TestLogHelpsReaders(t *testing.T) {
 		require.Equal(t, 404, status)
 	}
 	require.Equal(t, 1, strings.Count(log.String(), "a reader was refused"), log.String())
-	require.Regexp(t, `path=Live peer=127.0.0.1:\d+ status=404 .*there_is=live`, log.String())
+	require.Regexp(t, `path=Live peer=127.0.0.1:\d+ status=404 there_is=live\n`, log.String())
 
 	status, _, _ := dial(t, s).Do("DESCRIBE", base+"/live")
 	require.Equal(t, 401, status)
@@ -326,6 +326,15 @@ func TestLogHelpsReaders(t *testing.T) {
 	require.Equal(t, 401, status)
 	require.Contains(t, log.String(), "wrong user name or password")
 	require.NotContains(t, log.String(), "guess")
+	require.NotContains(t, log.String(), "without a user name")
+	testenv.Eventually(t, 5*time.Second, func() error { // told once a second
+		status, _, _ := dial(t, s).Do("DESCRIBE", base+"/live", "Authorization: Basic OnNlY3JldA==") // :secret
+		require.Equal(t, 401, status)
+		if !strings.Contains(log.String(), "a login without a user name") {
+			return errors.New(log.String())
+		}
+		return nil
+	})
 
 	plain, err := net.Dial("tcp", s.TLSAddr().String())
 	require.NoError(t, err)

@@ -111,7 +111,7 @@ func NewSource(o SourceOptions) (*Source, error) {
 	case o.Username != "":
 		url.user, url.password = o.Username, o.Password
 	case o.Password != "" && url.user == "":
-		return nil, fmt.Errorf("a password without a user name: %w", media.ErrUnsupported)
+		return nil, fmt.Errorf("a password without a user name, which goes into the URL (rtsp://NAME@…) or beside the password: %w", media.ErrUnsupported)
 	case o.Password != "":
 		url.password = o.Password
 	}

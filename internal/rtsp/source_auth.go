@@ -76,6 +76,30 @@ func (z *authorizer) challenge(headers []string) bool {
 	return true
 }
 
+// doubt is what is probably wrong with a login that was refused. It shows nothing of it.
+func (z *authorizer) doubt() string {
+	switch {
+	case z.user != "":
+		return "user name or password"
+	case z.password != "":
+		return "the login has a password and no user name"
+	}
+	return "it asks for a login, and there is no user name and no password"
+}
+
+// nameless says whether an Authorization header is a login without a user name.
+func nameless(header string) bool {
+	scheme, rest, _ := strings.Cut(strings.TrimSpace(header), " ")
+	switch strings.ToLower(scheme) {
+	case "basic":
+		b, err := base64.StdEncoding.DecodeString(strings.TrimSpace(rest))
+		return err == nil && (len(b) == 0 || b[0] == ':')
+	case "digest":
+		return authParams(rest)["username"] == ""
+	}
+	return false
+}
+
 // authParams reads name=value and name="value" lists.
 func authParams(s string) map[string]string {
 	p := map[string]string{}

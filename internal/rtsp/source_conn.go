@@ -47,15 +47,27 @@ type statusError struct {
 	method string
 	status int
 	reason string
+	hint   string // what may be wrong with the request; "" = not known
+}
+
+// refused is the error of a response to a request of c.
+func (c *clientConn) refused(method string, status int, reason string) error {
+	e := &statusError{method: method, status: status, reason: reason}
+	switch status {
+	case 401, 403:
+		c.mu.Lock()
+		e.hint = c.auth.doubt()
+		c.mu.Unlock()
+	case 404:
+		e.hint = "no such path"
+	}
+	return e
 }
 
 func (e *statusError) Error() string {
 	text := fmt.Sprintf("%s: the server answered %d %s", e.method, e.status, strings.TrimSpace(e.reason))
-	switch e.status {
-	case 401, 403:
-		text += " (user name or password)"
-	case 404:
-		text += " (no such path)"
+	if e.hint != "" {
+		text += " (" + e.hint + ")"
 	}
 	return text
 }
@@ -63,6 +75,12 @@ func (e *statusError) Error() string {
 // Is lets errors.Is(err, media.ErrLogin) hold for a refused login.
 func (e *statusError) Is(target error) bool {
 	return target == media.ErrLogin && (e.status == 401 || e.status == 403)
+}
+
+// Refused says whether a server has answered a request with anything but 200, in an error of Push or of a Source.
+func Refused(err error) bool {
+	var answer *statusError
+	return errors.As(err, &answer)
 }
 
 // clientConn is one RTSP connection: requests go out from any goroutine, all is read by one.
@@ -159,14 +177,14 @@ func (c *clientConn) do(frame frameFunc, method, uri string, header ...string) (
 			return r, nil
 		}
 	}
-	return nil, &statusError{method, 401, "Unauthorized"}
+	return nil, c.refused(method, 401, "Unauthorized")
 }
 
 // ok is do for requests that have to succeed.
 func (c *clientConn) ok(frame frameFunc, method, uri string, header ...string) (*reply, error) {
 	r, err := c.do(frame, method, uri, header...)
 	if err == nil && r.status != 200 {
-		err = &statusError{method, r.status, r.reason}
+		err = c.refused(method, r.status, r.reason)
 	}
 	return r, err
 }

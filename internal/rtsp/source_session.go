@@ -200,7 +200,7 @@ func (ss *clientSession) describe() (redirect string, err error) {
 		return to, nil
 	}
 	if r.status != 200 {
-		return "", &statusError{"DESCRIBE", r.status, r.reason}
+		return "", ss.conn.refused("DESCRIBE", r.status, r.reason)
 	}
 	control, list, err := parseSDP(r.body)
 	if err != nil {
@@ -266,7 +266,7 @@ func (ss *clientSession) play() error {
 		}
 	}
 	if r.status != 200 {
-		return &statusError{"PLAY", r.status, r.reason}
+		return ss.conn.refused("PLAY", r.status, r.reason)
 	}
 	return nil
 }

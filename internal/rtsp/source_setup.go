@@ -94,7 +94,7 @@ func (ss *clientSession) setupMedia(m *sessionMedia, mode Transport, channel int
 		return fmt.Errorf("SETUP %s: %w", mode, errOtherTransport)
 	}
 	if r.status != 200 {
-		return &statusError{"SETUP", r.status, r.reason}
+		return ss.conn.refused("SETUP", r.status, r.reason)
 	}
 	t := parseTransport(r.get("transport"))
 	switch mode {

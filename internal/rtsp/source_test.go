@@ -291,12 +291,22 @@ func TestWrongPassword(t *testing.T) {
 		return true
 	}
 	cam.start()
-	r := runSource(t, SourceOptions{URL: strings.Replace(cam.url("/x"), "rtsp://", "rtsp://bob:secret@", 1), Transport: TransportTCP})
-	err := r.ended(t)
-	require.ErrorContains(t, err, "401")
-	require.ErrorIs(t, err, media.ErrLogin)
-	require.NotContains(t, err.Error(), "secret")
-	require.LessOrEqual(t, len(cam.requests), 4, "not tried again and again: cameras lock out")
+	asked := 0
+	for _, c := range []struct{ login, hint string }{
+		{"bob:secret@", "(user name or password)"},
+		{"bob@", "(user name or password)"},
+		{":secret@", "a password and no user name"},
+		{"", "no user name and no password"},
+	} {
+		r := runSource(t, SourceOptions{URL: strings.Replace(cam.url("/x"), "rtsp://", "rtsp://"+c.login, 1), Transport: TransportTCP})
+		err := r.ended(t)
+		require.ErrorContains(t, err, "401")
+		require.ErrorContains(t, err, c.hint)
+		require.ErrorIs(t, err, media.ErrLogin)
+		require.NotContains(t, err.Error(), "secret")
+		require.LessOrEqual(t, len(cam.requests), asked+4, "not tried again and again: cameras lock out")
+		asked = len(cam.requests)
+	}
 }
 
 // A nonce that has become stale, also for keepalives, is replaced.
