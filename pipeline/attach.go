@@ -44,6 +44,8 @@ const (
 	lastPause  = 250 * time.Millisecond
 	// endingGrace is how long a publisher that lets in nobody is taken for one that is ending.
 	endingGrace = time.Second
+	// tellWaiting is after how long it is said that the next publisher is waited for: what has it all stop ends its readers after the publishers.
+	tellWaiting = 2 * time.Second
 )
 
 // attach connects once. left is the ring read until now, when its publisher may be alive still: it is gone on with then.
@@ -221,10 +223,10 @@ func (s *Subscription) leave(a *attachment, cause error) error {
 	switch {
 	case s.o.NoFollow:
 		s.tell("the publisher of "+s.o.Key+" has ended", "cause", cause)
-	case errors.As(cause, &clean):
-		s.tell("the publisher of " + s.o.Key + " has ended; waiting for the next one")
+	case errors.As(cause, &clean), errors.Is(cause, packetring.ErrShutdown):
+		s.tell("the publisher of " + s.o.Key + " has ended")
 	default:
-		s.tell("the publisher of "+s.o.Key+" is gone; waiting for the next one", "cause", cause)
+		s.tell("the publisher of "+s.o.Key+" is gone", "cause", cause)
 	}
 	if s.o.NoFollow {
 		return fmt.Errorf("key %q: %w: %w", s.o.Key, ErrEnded, cause)
@@ -246,7 +248,9 @@ func (s *Subscription) reconnect(ctx context.Context) error {
 		}
 		return err
 	}
+	waits := time.AfterFunc(tellWaiting, func() { s.tell("waiting for the next publisher of " + s.o.Key) })
 	a, err := s.await(actx, actx, nil)
+	waits.Stop()
 	switch {
 	case ctx.Err() != nil:
 		err = ctx.Err()

@@ -225,7 +225,7 @@ func (s *FrameSubscription) Next(ctx context.Context) (framering.Frame, error) {
 		if s.o.NoFollow && !upgrade {
 			return framering.Frame{}, fmt.Errorf("key %q: %w: %w", s.o.Key, ErrEnded, errors.Join(ended, err))
 		}
-		s.log.Info("the frames of "+s.o.Key+" have ended; waiting for the next ones", "cause", ended)
+		s.log.Info("the frames of "+s.o.Key+" have ended", "cause", ended)
 	}
 }
 
@@ -248,7 +248,9 @@ func (s *FrameSubscription) reconnect(ctx context.Context) error {
 	s.mu.Lock()
 	s.generation++
 	s.mu.Unlock()
+	waits := time.AfterFunc(tellWaiting, func() { s.log.Info("waiting for the next frames of " + s.o.Key) })
 	err := s.await(actx, actx, nil)
+	waits.Stop()
 	s.fruitless++
 	switch {
 	case err == nil:

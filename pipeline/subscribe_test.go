@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -156,4 +157,36 @@ func TestNoKey(t *testing.T) {
 	_, err = Subscribe(t.Context(), SubscribeOptions{RuntimeDir: dir, Key: key, WaitForKey: 30 * time.Millisecond})
 	require.ErrorIs(t, err, ErrNoKey)
 	require.Contains(t, err.Error(), fmt.Sprintf("(published here: %s)", otherKey))
+}
+
+// That the next publisher is waited for is said of who does wait: one that is stopped soon after its publisher has ended does not.
+func TestSubscriptionTellsThatItWaits(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	dir, key := place(t)
+	p := mustPublish(t, dir, key)
+	feed(t, p, 0, 9)
+	var logs [2]testenv.Log
+	var subs [2]*Subscription
+	for i := range subs {
+		s, err := Subscribe(t.Context(), SubscribeOptions{RuntimeDir: dir, Key: key, Logger: slog.New(slog.NewTextHandler(&logs[i], nil))})
+		require.NoError(t, err)
+		defer s.Close()
+		_, err = s.Next(t.Context())
+		require.NoError(t, err)
+		subs[i] = s
+	}
+	require.NoError(t, p.Close(framering.ReasonNormal))
+	for i, patience := range []time.Duration{tellWaiting / 4, tellWaiting * 3 / 2} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		var err error
+		for err == nil {
+			_, err = subs[i].Next(ctx)
+		}
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Contains(t, logs[i].String(), "the publisher of "+key+" has ended")
+	}
+	require.NotContains(t, logs[0].String(), "waiting")
+	require.Contains(t, logs[1].String(), "waiting for the next publisher of "+key)
 }

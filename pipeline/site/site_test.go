@@ -60,6 +60,9 @@ func TestReload(t *testing.T) {
 	n := h.stage(kindRecord, "a").Record.Packets
 	h.recorded("a", n+60)
 	require.NoError(t, h.stop())
+	_, stopping, found := strings.Cut(h.log.String(), "msg=stopping")
+	require.True(t, found)
+	require.NotContains(t, stopping, "waiting for", "nothing is waited for any more")
 
 	requireRun(t, h.of("a"))
 	requireRun(t, h.of("d"))
