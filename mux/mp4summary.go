@@ -43,7 +43,7 @@ const notSync = 0x10000 // sample_is_non_sync_sample
 
 func summarizeMP4(ctx context.Context, r io.ReaderAt, size int64) (Summary, error) {
 	m := mp4File{first: math.MaxInt64}
-	m.Packets, m.Keyframes = 0, 0
+	m.Counts = Counts{Lost: unknownCounts.Lost}
 	var head [16]byte
 	idle, pictures := 0, 0
 	for at := int64(0); at+8 <= size; idle++ {
@@ -92,6 +92,15 @@ func summarizeMP4(ctx context.Context, r io.ReaderAt, size int64) (Summary, erro
 		}
 		if kind == "mfra" {
 			m.Complete = true
+		}
+		if kind == "uuid" && length-skip <= int64(len(countsBox))+maxCounts {
+			body := make([]byte, length-skip)
+			if _, err := r.ReadAt(body, at+skip); err != nil {
+				return m.Summary, err
+			}
+			if c, ok := mp4Counts(body, size); ok {
+				m.Lost = c.Lost // the others are counted
+			}
 		}
 		at += length
 		m.Bytes = at

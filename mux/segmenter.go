@@ -286,6 +286,7 @@ func (s *Segmenter) Close() error {
 
 // finish completes the open file. nextDTS and nextPTS are the times of the keyframe that follows at once, or 0.
 func (s *Segmenter) finish(nextDTS, nextPTS int64) error {
+	s.w.Tell(Counts{Packets: s.seg.Packets, Keyframes: s.seg.Keyframes, Lost: int64(s.seg.Lost + s.lost)})
 	end, err := s.w.Finish(nextDTS)
 	if err != nil {
 		return s.fail(err)

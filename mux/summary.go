@@ -18,8 +18,7 @@ type Summary struct {
 	Begin, End    time.Duration // of the pictures, from the file's time zero
 	Video, Audio  uint32        // codecs; 0 = there is none
 	Width, Height int
-	Packets       int   // access units of video; -1 = only a reader of the whole file could tell: of all but MP4
-	Keyframes     int   // the same
+	Counts              // those of which a file does not tell are -1: one that was not finished, or by an older version. MP4 shows all but Lost always
 	Bytes         int64 // that can be played; what follows was cut off
 	Complete      bool  // it has its end: the index, the duration, the mark of a transport stream. One from elsewhere has none, and is complete always
 }
@@ -58,7 +57,7 @@ func Summarize(ctx context.Context, f *os.File) (Summary, error) {
 
 // summarizeStreams asks FFmpeg: Matroska says its duration in its head, the last packets of a transport stream tell it.
 func summarizeStreams(ctx context.Context, f *os.File, size int64) (s Summary, err error) {
-	s.Packets, s.Keyframes, s.Bytes = -1, -1, size
+	s.Counts, s.Bytes = unknownCounts, size
 	in, err := av.OpenFile(ctx, io.NewSectionReader(f, 0, size), nil)
 	if ctx.Err() != nil {
 		if err == nil {
@@ -85,6 +84,11 @@ func summarizeStreams(ctx context.Context, f *os.File, size int64) (s Summary, e
 	ends := in.HasDuration()
 	s.Complete = ends && !tsCut(f, size)
 	if ends {
+		if c, ok := tsCountsOf(f, size); ok {
+			s.Counts = c
+		} else if c, ok := mkvCountsOf(f, size); ok {
+			s.Counts = c
+		}
 		if s.End = in.VideoEnd(); s.End == 0 { // Matroska tells one duration, from time zero to the end of picture or sound
 			s.End = in.Duration()
 		}

@@ -32,20 +32,19 @@ func TestSummarize(t *testing.T) {
 	testenv.Watchdog(t, 2*time.Minute)
 	testenv.CheckLeaks(t)
 	for _, c := range []struct {
-		name  string
-		f     Format
-		args  []string
-		tick  time.Duration
-		count bool
+		name string
+		f    Format
+		args []string
+		tick time.Duration
 	}{
-		{"fmp4", FMP4, slices.Concat(clips.X264B, clips.AAC), 12 * time.Microsecond, true},
-		{"fmp4 quicktime", FMP4, slices.Concat(clips.X264, clips.G711), 12 * time.Microsecond, true},
-		{"mp4", MP4, slices.Concat(clips.X265, clips.AAC), 12 * time.Microsecond, true},
-		{"mp4 quicktime", MP4, slices.Concat(clips.X264B, clips.G711), 25 * time.Millisecond, true}, // FFmpeg puts the samples' offset into the first picture
-		{"mkv", MKV, slices.Concat(clips.X265, clips.Opus), 2 * time.Millisecond, false},
-		{"mkv without sound", MKV, clips.X264B, 2 * time.Millisecond, false},
-		{"ts", TS, slices.Concat(clips.X264B, clips.AAC), 24 * time.Microsecond, false},
-		{"ts h265", TS, clips.X265, 24 * time.Microsecond, false},
+		{"fmp4", FMP4, slices.Concat(clips.X264B, clips.AAC), 12 * time.Microsecond},
+		{"fmp4 quicktime", FMP4, slices.Concat(clips.X264, clips.G711), 12 * time.Microsecond},
+		{"mp4", MP4, slices.Concat(clips.X265, clips.AAC), 12 * time.Microsecond},
+		{"mp4 quicktime", MP4, slices.Concat(clips.X264B, clips.G711), 25 * time.Millisecond}, // FFmpeg puts the samples' offset into the first picture
+		{"mkv", MKV, slices.Concat(clips.X265, clips.Opus), 2 * time.Millisecond},
+		{"mkv without sound", MKV, clips.X264B, 2 * time.Millisecond},
+		{"ts", TS, slices.Concat(clips.X264B, clips.AAC), 24 * time.Microsecond},
+		{"ts h265", TS, clips.X265, 24 * time.Microsecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := clip(t, "320x180", 3, c.args)
@@ -56,9 +55,12 @@ func TestSummarize(t *testing.T) {
 			}
 			r := record(t, s, c.f, 2*time.Second)
 			r.o.Title, r.o.Cause = "door", "event: a b"
+			r.Lost(3)
 			r.write(t, ps)
+			r.Lost(2)
 			require.NoError(t, r.Close())
 			require.Greater(t, len(r.segments), 1)
+			require.Equal(t, []uint64{3, 2}, []uint64{r.segments[0].Lost, r.segments[len(r.segments)-1].Lost})
 			for _, seg := range r.segments {
 				got := summary(t, seg.Path)
 				require.Equal(t, "door", got.Key)
@@ -69,9 +71,7 @@ func TestSummarize(t *testing.T) {
 				require.Equal(t, []any{seg.Video, seg.Audio, seg.Width, seg.Height}, []any{got.Video, got.Audio, got.Width, got.Height})
 				require.Equal(t, []any{s.Video.CodecID, 320, 180}, []any{got.Video, got.Width, got.Height})
 				require.Equal(t, seg.Bytes, got.Bytes)
-				if c.count {
-					require.Equal(t, []int{seg.Packets, seg.Keyframes}, []int{got.Packets, got.Keyframes})
-				}
+				require.Equal(t, Counts{seg.Packets, seg.Keyframes, int64(seg.Lost)}, got.Counts)
 			}
 		})
 	}

@@ -53,6 +53,8 @@ type Writer struct {
 	audio av.OutputStream
 	track [2]heldTrack
 
+	counts *Counts // which the output says at its end
+
 	early []earlySound // of MP4: waits for the first picture
 	begun bool         // the first picture was handed to the muxer
 
@@ -307,18 +309,41 @@ func (w *Writer) Finish(next int64) (end int64, err error) {
 			}
 		}
 	}
-	if err := w.out.Finish(); err != nil {
+	if err := w.trailer(); err != nil {
 		return end, err
-	}
-	if w.marked() {
-		if _, err := w.o.Out.Write(tsEnd); err != nil {
-			return end, err
-		}
 	}
 	if w.o.OnFlush != nil {
 		return end, w.o.OnFlush()
 	}
 	return end, nil
+}
+
+// Tell makes a file that Finish completes say these counts of itself.
+func (w *Writer) Tell(c Counts) { w.counts = &c }
+
+// trailer writes the end of the output. Nothing may stand behind the index of a fragmented MP4 and the segment of a Matroska file; what stands in front
+// of the index of an ordinary MP4 becomes a part of its pictures.
+func (w *Writer) trailer() error {
+	var counts, end []byte
+	if w.counts != nil && w.o.Seek {
+		counts = w.counts.element(w.o.Format)
+	}
+	if w.o.Format == MP4 || w.o.Format == TS {
+		end, counts = counts, nil
+	}
+	if w.marked() {
+		end = append(end, tsEnd...)
+	}
+	if len(counts) > 0 {
+		if err := w.out.Append(counts); err != nil {
+			return err
+		}
+	}
+	if err := w.out.Finish(); err != nil || len(end) == 0 {
+		return err
+	}
+	_, err := w.o.Out.Write(end)
+	return err
 }
 
 // End is the time (DTS) at which the video written so far ends.

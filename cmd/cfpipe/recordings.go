@@ -140,7 +140,8 @@ func newRecordingsRebuildCommand(o *globalOptions) *cobra.Command {
 		Long: `Compares the index with the files: those that are new or have changed are read, as little of each as possible, and rows of files that are
 gone are removed. A running site does the same when it starts and once an hour. An index that is damaged is moved aside and made anew.
 
-What only the recorder knew is not in the files: the count of lost access units, and in MKV and TS the counts of access units and keyframes.
+Finished files say how many access units and keyframes they have and how many were lost. Of files that were cut off, or are by an older version, lost is
+not known, nor are the counts of MKV and TS.
 
 With --dir the index is DIR/` + recordings.IndexName + `, or what --index says.` + "\n" + exitStatusHelp,
 		Example: "  cfpipe recordings rebuild --site site.yaml\n  cfpipe recordings rebuild --dir /mnt/old-disk --index /tmp/old-disk.db",

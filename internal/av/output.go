@@ -215,6 +215,15 @@ func (o *Output) Push() error {
 	return o.fail("write packet", nil)
 }
 
+// Append passes bytes of the container's own syntax to the writer, behind what the muxer has written. The fragment or cluster in front of them is ended.
+func (o *Output) Append(b []byte) error {
+	if err := o.Flush(); err != nil || len(b) == 0 {
+		return err
+	}
+	C.avio_write(o.pb, (*C.uchar)(unsafe.Pointer(unsafe.SliceData(b))), C.int(len(b)))
+	return o.fail("write", nil)
+}
+
 // Finish writes the trailer and flushes. Only Close may follow.
 func (o *Output) Finish() error {
 	if o.err != nil {

@@ -19,7 +19,8 @@ import (
 	"github.com/cfpipe/cfpipe/mux"
 )
 
-// Unknown stands for a count that only a reader of the whole file could tell: of Matroska and transport streams whose recorder's word was lost.
+// Unknown stands for a count that only a reader of the whole file could tell: of Matroska and transport streams that were not finished, and whose
+// recorder's word was lost.
 const Unknown = -1
 
 // Continuous is the cause of recordings that run all the time.
@@ -33,7 +34,7 @@ type File struct {
 	Bytes         int64
 	Packets       int64 // access units of video, or Unknown
 	Keyframes     int64 // or Unknown
-	Lost          int64 // access units that were published and are in no file, here or in front of it; Unknown after a rebuild
+	Lost          int64 // access units that were published and are in no file, here or in front of it; Unknown of one that was cut off, after a rebuild
 	Video, Audio  uint32
 	Width, Height int
 	Cause         string // Continuous, or the event that began it
@@ -125,7 +126,7 @@ func (p *Place) read(ctx context.Context, f Found) (File, error) {
 		return File{Open: open}, err
 	}
 	x := File{
-		Key: s.Key, Path: f.Path, Bytes: info.Size(), Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: Unknown, Video: s.Video, Audio: s.Audio,
+		Key: s.Key, Path: f.Path, Bytes: info.Size(), Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: s.Lost, Video: s.Video, Audio: s.Audio,
 		Width: s.Width, Height: s.Height, Cause: s.Cause, Finished: s.Complete && !open, Open: open, Modified: info.ModTime(),
 	}
 	if p.Key != "" {
@@ -247,6 +248,8 @@ func (f *File) update(ctx context.Context) {
 		f.Open = x.Open
 		return
 	}
-	x.Lost, x.root = f.Lost, f.root
+	if x.root = f.root; x.Lost == Unknown {
+		x.Lost = f.Lost
+	}
 	*f = x
 }

@@ -118,7 +118,7 @@ func (x *Index) reconcile(ctx context.Context, places []Place, progress func(Rec
 				delete(seen, f.Path)
 				return nil
 			}
-			if ok && old.Start.Equal(now.Start) {
+			if ok && now.Lost == Unknown && old.Start.Equal(now.Start) {
 				now.Lost = old.Lost
 			}
 			st.Files++
