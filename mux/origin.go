@@ -23,6 +23,12 @@ const originTime = "2006-01-02T15:04:05.000000000Z"
 // provider marks transport streams whose service is named KEY TIME [CAUSE].
 const provider = "cfpipe"
 
+// What a recording is of, the first word of its cause.
+const (
+	CauseContinuous = "continuous" // it runs all the time
+	CauseEvent      = "event"      // it has an event, whose reason may follow
+)
+
 // maxCause bounds what is said of the cause: the name of a service has one byte for its length.
 const maxCause = 120
 

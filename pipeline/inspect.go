@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/packetring"
+	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
 // KeyStatus is what an operator wants to know about a key. It is read from shared memory, without talking to the publisher.
@@ -57,7 +60,9 @@ func (s KeyStatus) MarshalJSON() ([]byte, error) {
 type ReaderStatus struct {
 	Bit         int      `json:"bit"`
 	Name        string   `json:"name"`
-	PID         uint64   `json:"pid"` // 0 = in another PID namespace
+	Recording   string   `json:"recording,omitempty"` // of a recorder: continuous or event
+	Event       string   `json:"event,omitempty"`     // that it records: its id
+	PID         uint64   `json:"pid"`                 // 0 = in another PID namespace
 	State       string   `json:"state"`
 	Frames      bool     `json:"frames"` // owes ACKs in the frame ring
 	LastSeq     uint64   `json:"last_seq"`
@@ -191,9 +196,10 @@ func statusOf(p framering.Publication, now time.Time) KeyStatus {
 	}
 	for _, sub := range p.Subscribers {
 		r := ReaderStatus{
-			Bit: sub.Bit, Name: sub.Name, PID: sub.PID, State: sub.State.String(), LastSeq: sub.LastSeenSeq,
+			Bit: sub.Bit, PID: sub.PID, State: sub.State.String(), LastSeq: sub.LastSeenSeq,
 			Frames: h.SubscriberBitmap&(1<<sub.Bit) != 0,
 		}
+		r.Name, r.Recording, r.Event = readerName(sub.Name)
 		newest := ring.GlobalSeq
 		if r.Frames {
 			newest = h.GlobalSeq
@@ -206,6 +212,30 @@ func statusOf(p framering.Publication, now time.Time) KeyStatus {
 		s.Readers = append(s.Readers, r)
 	}
 	return s
+}
+
+// readerName takes apart what a reader calls itself: recorders say what they record.
+func readerName(s string) (name, recording, event string) {
+	switch id, found := strings.CutPrefix(s, eventRecorderName("")); {
+	case s == recorderName:
+		return s, mux.CauseContinuous, ""
+	case found && trigger.ValidID(id):
+		return recorderName, mux.CauseEvent, id
+	}
+	return s, "", ""
+}
+
+// Title is the reader's name as people read it: record (event 20260504T100009Z-k3x2ab).
+func (r ReaderStatus) Title() string {
+	switch {
+	case r.Event != "":
+		return fmt.Sprintf("%s (%s %s)", r.Name, r.Recording, r.Event)
+	case r.Recording != "":
+		return fmt.Sprintf("%s (%s)", r.Name, r.Recording)
+	case r.Name == "":
+		return "-"
+	}
+	return r.Name
 }
 
 func frameStatus(p framering.Publication) *FrameStatus {

@@ -49,6 +49,12 @@ type RecordProgress struct {
 	Recorded             time.Duration
 }
 
+// recorderName is what a recorder is called in a publisher's table.
+const recorderName = "record"
+
+// eventRecorderName is what it is called while it records an event: 30 of the table's 31 characters.
+func eventRecorderName(id string) string { return recorderName + " " + id }
+
 // wallSlack is how much longer than Duration a recording may take by the clock on the wall when the camera falls silent.
 const wallSlack = 3 * time.Second
 
@@ -88,7 +94,7 @@ func Record(ctx context.Context, o RecordOptions) error {
 	}
 	in, err := newInterleaver(ctx, interleaverOptions{
 		SubscribeOptions: SubscribeOptions{
-			RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "record", Start: start, WaitForKey: o.WaitForKey, Logger: o.Logger,
+			RuntimeDir: o.RuntimeDir, Key: o.Key, Name: recorderName, Start: start, WaitForKey: o.WaitForKey, Logger: o.Logger,
 		},
 		NoAudio: o.NoAudio, Rest: recordRest,
 	})
@@ -125,11 +131,11 @@ func (r *recorder) begins(in *interleaver) {
 // cause is why the files are written, which they say of themselves.
 func (r *recorder) cause() string {
 	if r.o.OnEvent == nil {
-		return "continuous"
+		return mux.CauseContinuous
 	}
-	what := "event: "
+	what := mux.CauseEvent + ": "
 	if r.on.now.Continued {
-		what = "event (continued): "
+		what = mux.CauseEvent + " (continued): "
 	}
 	return strings.TrimSuffix(what+r.on.now.Reason, ": ")
 }

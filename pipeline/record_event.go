@@ -92,7 +92,7 @@ func (r *recorder) events(ctx context.Context) error {
 	}
 	defer server.Close()
 	if r.o.WaitForKey >= 0 { // else it may come when it likes
-		sub, err := Subscribe(life, SubscribeOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: "record", WaitForKey: r.o.WaitForKey, Logger: r.o.Logger})
+		sub, err := Subscribe(life, SubscribeOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: recorderName, WaitForKey: r.o.WaitForKey, Logger: r.o.Logger})
 		if err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 	defer joined()
 	in, err := newInterleaver(joining, interleaverOptions{
 		SubscribeOptions: SubscribeOptions{
-			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: "record", Start: StartAt(start.Add(-view.shift)), WaitForKey: -1, Logger: r.o.Logger,
+			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: eventRecorderName(ev.ID), Start: StartAt(start.Add(-view.shift)), WaitForKey: -1, Logger: r.o.Logger,
 		},
 		NoAudio: r.o.NoAudio, Rest: recordRest,
 	})

@@ -235,9 +235,14 @@ func TestRecordEvent(t *testing.T) {
 		}
 		return nil
 	})
+	status, err = InspectKey(dir, key)
+	require.NoError(t, err)
+	reader := status.Readers[0]
 	n.until(t, len(n.published())+12) // some pictures
 	require.NoError(t, r.Stop(t, syscall.SIGTERM, 10*time.Second))
-	n.requireCut(t, r.events(5)[4]...)
+	stopped := r.events(5)[4]
+	n.requireCut(t, stopped...)
+	require.Equal(t, []string{"record", "event", stopped[0].Event.ID}, []string{reader.Name, reader.Recording, reader.Event})
 	left, err := filepath.Glob(dir + "/*.event")
 	require.NoError(t, err)
 	require.Empty(t, left)

@@ -93,7 +93,7 @@ func printKey(out io.Writer, s pipeline.KeyStatus, slots bool) error {
 		if r.Lag != nil {
 			lag, seq = fmt.Sprint(*r.Lag), fmt.Sprint(r.LastSeq)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", r.Bit, orDash(r.Name), r.PID, r.State, takes, seq, lag, age(r.SeenSeconds))
+		fmt.Fprintf(t, "%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", r.Bit, r.Title(), r.PID, r.State, takes, seq, lag, age(r.SeenSeconds))
 	}
 	if len(s.Readers) == 0 {
 		fmt.Fprintln(t, "-\tnone")

@@ -150,9 +150,9 @@ func withIndex(r *pipeline.RecordOptions, path string) (stop func(), err error) 
 		defer close(ended)
 		w.Run(ctx)
 	}()
-	key, done, cause := r.Key, r.Done, recordings.Continuous
+	key, done, cause := r.Key, r.Done, mux.CauseContinuous
 	if r.OnEvent != nil {
-		cause = "event"
+		cause = mux.CauseEvent
 	}
 	r.Started = func(path string, start time.Time) { w.Started(key, path, start, cause) }
 	r.Done = func(f pipeline.Recorded) {

@@ -28,8 +28,8 @@ func newRecordingsListCommand(o *globalOptions) *cobra.Command {
 		Long: `Lists the files that have something between --from and --to, of all cameras or those named, by camera and time. Times are local; where nothing
 is recorded between two files, a line says for how long. A key of which there are no recordings at all is status 3.
 
-STATE is finished, recording (it is being written now), cut (its recorder was killed: it plays up to there), or nothing for a gap. UNITS are access units; a dash
-stands for what only the recorder knew and the file does not say.` + "\n" + timesHelp + exitStatusHelp,
+STATE is finished, recording (it is being written now), cut (its recorder was killed: it plays up to there), or nothing for a gap. RECORDING is continuous, or
+"event:" and the event's reason. UNITS are access units; a dash stands for what only the recorder knew and the file does not say.` + "\n" + timesHelp + exitStatusHelp,
 		Example: `  cfpipe recordings list --site site.yaml door --from 12:00
   cfpipe recordings list --dir /mnt/disk --json | jq -r 'select(.lost > 0) | .path'`,
 		Args: func(_ *cobra.Command, a []string) error { return checkKeys(a...) },
@@ -143,7 +143,7 @@ func (e *nothingError) Error() string {
 // printRecordings prints the table, with a line for each gap.
 func printRecordings(out io.Writer, files []recordings.File) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "KEY\tSTART\tLENGTH\tSIZE\tUNITS\tLOST\tCODECS\tSTATE\tFILE")
+	fmt.Fprintln(t, "KEY\tSTART\tLENGTH\tSIZE\tUNITS\tLOST\tCODECS\tSTATE\tRECORDING\tFILE")
 	for len(files) > 0 {
 		n := 1
 		for n < len(files) && files[n].Key == files[0].Key {
@@ -152,11 +152,11 @@ func printRecordings(out io.Writer, files []recordings.File) error {
 		gaps := recordings.Gaps(files[:n])
 		for _, f := range files[:n] {
 			if len(gaps) > 0 && gaps[0].To.Equal(f.Start) {
-				fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\tnothing\t-\n", printable(f.Key), moment(gaps[0].From), length(gaps[0].To.Sub(gaps[0].From)))
+				fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\tnothing\t-\t-\n", printable(f.Key), moment(gaps[0].From), length(gaps[0].To.Sub(gaps[0].From)))
 				gaps = gaps[1:]
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cell(f.Key), moment(f.Start), length(f.End.Sub(f.Start)), bytesText(f.Bytes),
-				count(f.Packets), count(f.Lost), orDash(f.Codecs()), f.State(), cell(f.Path))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cell(f.Key), moment(f.Start), length(f.End.Sub(f.Start)), bytesText(f.Bytes),
+				count(f.Packets), count(f.Lost), orDash(f.Codecs()), f.State(), cell(f.Cause), cell(f.Path))
 		}
 		files = files[n:]
 	}

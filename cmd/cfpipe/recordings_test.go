@@ -153,13 +153,25 @@ func TestPrintRecordings(t *testing.T) {
 		return recordings.File{Key: "door", Path: "/v/x.mp4", Start: at.Add(from), End: at.Add(to), Bytes: 1, Finished: true}
 	}
 	var b strings.Builder
-	require.NoError(t, printRecordings(&b, []recordings.File{file(0, time.Minute), file(2*time.Minute, 3*time.Minute)}))
+	first, second := file(0, time.Minute), file(2*time.Minute, 3*time.Minute)
+	first.Cause, second.Cause = "continuous", "event: bell rung"
+	require.NoError(t, printRecordings(&b, []recordings.File{first, second}))
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	require.Len(t, lines, 4)
 	for _, l := range lines[1:] {
 		require.Equal(t, strings.Index(lines[0], "LENGTH"), strings.Index(l, "1m0s"), b.String())
 	}
 	require.Equal(t, strings.Index(lines[0], "STATE"), strings.Index(lines[2], "nothing"), b.String())
+	require.Equal(t, strings.Index(lines[0], "RECORDING"), strings.Index(lines[1], "continuous"), b.String())
+	require.Equal(t, strings.Index(lines[0], "RECORDING"), strings.Index(lines[3], "event: bell rung"), b.String())
+	for _, f := range []recordings.File{first, second} {
+		var got map[string]any
+		line, err := json.Marshal(f)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(line, &got))
+		kind, _, _ := strings.Cut(f.Cause, ":")
+		require.Equal(t, kind, got["recording"])
+	}
 }
 
 // A message about nothing says what there is.

@@ -41,12 +41,14 @@ func TestTop(t *testing.T) {
 	require.Greater(t, r.Packets, 5.0)
 	require.Less(t, r.Packets, 100.0)
 	require.Equal(t, "record", r.Readers[0].Name)
+	require.Equal(t, "continuous", r.Readers[0].Kind)
+	require.Empty(t, r.Readers[0].Event)
 	require.Less(t, *r.Readers[0].Share, 0.5)
 
 	out, err := s.command("top", "-n", "2", "--interval", "200ms").Output()
 	require.NoError(t, err)
 	require.Equal(t, 2, strings.Count(string(out), "cfpipe top"))
-	require.Equal(t, 2, strings.Count(string(out), "└ record"))
+	require.Equal(t, 2, strings.Count(string(out), "└ record (continuous)"))
 	require.NotContains(t, string(out), "\x1b")
 
 	for _, a := range [][]string{{"top", "x"}, {"top", "--interval", "1ms"}, {"top", "-n", "-1"}, {"top", "--sort", "luck"}} {
@@ -62,7 +64,7 @@ func TestTopRates(t *testing.T) {
 	lag := uint64(95)
 	status := func(pid, seq, read uint64) pipeline.KeyStatus {
 		return pipeline.KeyStatus{Key: "a", PID: pid, PacketsPerSecond: 7, Packets: &pipeline.RingStatus{GlobalSeq: seq, BufferedPackets: 100},
-			Readers: []pipeline.ReaderStatus{{Name: "r", PID: 5, LastSeq: read, Lag: &lag}, {Name: "f", Frames: true}}}
+			Readers: []pipeline.ReaderStatus{{Name: "r", PID: 5, LastSeq: read, Lag: &lag}, {Name: "f", Frames: true}, {Name: "record", Recording: "event", Event: "E"}}}
 	}
 	first := newTopRow(status(1, 100, 50), topRow{}, false, 0)
 	require.Equal(t, 7.0, first.Packets)
@@ -79,6 +81,7 @@ func TestTopRates(t *testing.T) {
 	require.NoError(t, (&top{rows: []topRow{second, third}}).print(&b))
 	require.Contains(t, b.String(), "95% !")
 	require.Contains(t, b.String(), "new publisher")
+	require.Contains(t, b.String(), "└ record (event E)")
 }
 
 func exitCode(err error) int {

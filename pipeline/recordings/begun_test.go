@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
+	"github.com/cfpipe/cfpipe/mux"
 )
 
 // A file that was begun and cannot be read yet is listed while its recorder lives; what one leaves that was killed in its first second is not.
@@ -27,7 +28,7 @@ func TestBegunAndKilled(t *testing.T) {
 
 	x, err := openWriter(t.Context(), index, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
-	require.NoError(t, x.apply(t.Context(), []change{{File: File{Key: "door", Path: path, Start: at(0), End: at(0), Packets: Unknown, Keyframes: Unknown, Cause: Continuous, Modified: at(0)}}}))
+	require.NoError(t, x.apply(t.Context(), []change{{File: File{Key: "door", Path: path, Start: at(0), End: at(0), Packets: Unknown, Keyframes: Unknown, Cause: mux.CauseContinuous, Modified: at(0)}}}))
 	require.NoError(t, x.Close())
 	st, err := Rebuild(t.Context(), index, []Place{place}, slog.New(slog.DiscardHandler), nil)
 	require.NoError(t, err)

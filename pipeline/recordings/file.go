@@ -23,9 +23,6 @@ import (
 // recorder's word was lost.
 const Unknown = -1
 
-// Continuous is the cause of recordings that run all the time.
-const Continuous = "continuous"
-
 // File is a recorded file.
 type File struct {
 	Key           string
@@ -37,7 +34,7 @@ type File struct {
 	Lost          int64 // access units that were published and are in no file, here or in front of it; Unknown of one that was cut off, after a rebuild
 	Video, Audio  uint32
 	Width, Height int
-	Cause         string // Continuous, or the event that began it
+	Cause         string // mux.CauseContinuous, or the event that began it: mux.CauseEvent and more
 	Finished      bool   // complete; else it is being written or was cut off
 
 	Open     bool      // it is being written now
@@ -53,7 +50,7 @@ func FileOf(key string, s mux.Segment) File {
 		Video: s.Video, Audio: s.Audio, Width: s.Width, Height: s.Height, Cause: s.Cause, Finished: s.Err == nil,
 	}
 	if f.Cause == "" {
-		f.Cause = Continuous
+		f.Cause = mux.CauseContinuous
 	}
 	return f
 }
@@ -80,6 +77,14 @@ func (f *File) State() string {
 	return "cut"
 }
 
+// Recording is mux.CauseContinuous or mux.CauseEvent.
+func (f *File) Recording() string {
+	if strings.HasPrefix(f.Cause, mux.CauseEvent) {
+		return mux.CauseEvent
+	}
+	return mux.CauseContinuous
+}
+
 // MarshalJSON writes the file for scripts: counts that are not known are null.
 func (f File) MarshalJSON() ([]byte, error) {
 	known := func(n int64) *int64 {
@@ -101,11 +106,12 @@ func (f File) MarshalJSON() ([]byte, error) {
 		Codecs    string    `json:"codecs"`
 		Width     int       `json:"width"`
 		Height    int       `json:"height"`
+		Recording string    `json:"recording"`
 		Cause     string    `json:"cause"`
 		State     string    `json:"state"`
 	}{
 		f.Key, f.Path, f.Start.UTC(), f.End.UTC(), f.End.Sub(f.Start).Seconds(), f.Bytes, known(f.Packets), known(f.Keyframes), known(f.Lost), f.Codecs(),
-		f.Width, f.Height, f.Cause, f.State(),
+		f.Width, f.Height, f.Recording(), f.Cause, f.State(),
 	})
 }
 
@@ -135,7 +141,7 @@ func (p *Place) read(ctx context.Context, f Found) (File, error) {
 		x.Key = keyOf(f.name)
 	}
 	if x.Cause == "" {
-		x.Cause = Continuous
+		x.Cause = mux.CauseContinuous
 	}
 	zero := s.Start
 	if zero.IsZero() || !countable(zero.Add(s.Begin)) || !countable(zero.Add(s.End)) { // a file of somebody else: it was written last when it ended

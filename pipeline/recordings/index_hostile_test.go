@@ -305,7 +305,7 @@ func TestListLimit(t *testing.T) {
 	require.NoError(t, err)
 	var batch []change
 	for i := range 4 * listPage {
-		f := File{Key: fmt.Sprintf("cam%d", i%3), Path: filepath.Join(dir, fmt.Sprintf("%d.mp4", i)), Start: at(float64(i / 6)), End: at(float64(i/6 + 1)), Video: 27, Cause: Continuous, Finished: true}
+		f := File{Key: fmt.Sprintf("cam%d", i%3), Path: filepath.Join(dir, fmt.Sprintf("%d.mp4", i)), Start: at(float64(i / 6)), End: at(float64(i/6 + 1)), Video: 27, Cause: mux.CauseContinuous, Finished: true}
 		if i%7 == 0 { // the others are gone
 			require.NoError(t, os.WriteFile(f.Path, nil, 0o600))
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/internal/testenv"
+	"github.com/cfpipe/cfpipe/mux"
 )
 
 // What an index finds in a span is what a look at every row does: also files that last for long, that overlap, and that are being written.
@@ -30,7 +31,7 @@ func TestRowsOfSpan(t *testing.T) {
 	var all []File
 	var batch []change
 	for i := range 500 {
-		f := File{Key: fmt.Sprintf("cam%d", chance.IntN(4)), Path: fmt.Sprintf("/v/%d.mp4", i), Start: at(0).Add(seconds(86400)), Video: 27, Cause: Continuous, Finished: true}
+		f := File{Key: fmt.Sprintf("cam%d", chance.IntN(4)), Path: fmt.Sprintf("/v/%d.mp4", i), Start: at(0).Add(seconds(86400)), Video: 27, Cause: mux.CauseContinuous, Finished: true}
 		f.End = f.Start.Add(seconds(120))
 		switch i % 50 {
 		case 0: // one of hours

@@ -423,7 +423,7 @@ func TestManyFiles(t *testing.T) {
 	for i := range 10_000 {
 		f := File{
 			Key: fmt.Sprintf("cam%d", i%10), Path: filepath.Join(dir, fmt.Sprintf("%d.mp4", i)), Start: at(float64(i / 10 * 60)), End: at(float64(i/10*60 + 60)),
-			Bytes: 30 << 20, Packets: 1500, Keyframes: 30, Video: 27, Audio: 86018, Width: 1920, Height: 1080, Cause: Continuous, Finished: true,
+			Bytes: 30 << 20, Packets: 1500, Keyframes: 30, Video: 27, Audio: 86018, Width: 1920, Height: 1080, Cause: mux.CauseContinuous, Finished: true,
 		}
 		require.NoError(t, os.WriteFile(f.Path, nil, 0o600))
 		batch = append(batch, change{File: f})

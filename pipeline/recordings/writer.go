@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cfpipe/cfpipe/mux"
 )
 
 const (
@@ -71,7 +73,7 @@ func NewWriter(o WriterOptions) *Writer {
 // Started reports a file that was opened. It never blocks.
 func (w *Writer) Started(key, path string, start time.Time, cause string) {
 	if cause == "" {
-		cause = Continuous
+		cause = mux.CauseContinuous
 	}
 	w.report(change{File: File{Key: key, Path: path, Start: start, End: start, Packets: Unknown, Keyframes: Unknown, Lost: 0, Cause: cause, Open: true, Modified: time.Now()}})
 }

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
-	"github.com/cfpipe/cfpipe/pipeline/recordings"
 )
 
 // State is what a stage does now.
@@ -275,7 +275,7 @@ func (st *stage) finished(f pipeline.Recorded) {
 }
 
 // causes are why the files of recorders are written, as far as it is known when one begins.
-var causes = map[string]string{kindRecord: recordings.Continuous, kindEvents: "event"}
+var causes = map[string]string{kindRecord: mux.CauseContinuous, kindEvents: mux.CauseEvent}
 
 // files is told of the files of a recorder.
 type files struct {

@@ -21,11 +21,14 @@ const ahead = time.Minute
 
 var validID = regexp.MustCompile(`\A[0-9TZ]{16}-[0-9a-z]{6}\z`)
 
+// ValidID says whether s is what the id of an event looks like: 23 characters of ASCII.
+func ValidID(s string) bool { return validID.MatchString(s) }
+
 // check says what is wrong with what was saved: it stood in a file.
 func (s *Saved) check(now time.Time) error {
 	latest := now.Add(ahead)
 	switch {
-	case !validID.MatchString(s.Event.ID):
+	case !ValidID(s.Event.ID):
 		return errors.New("the event has no id")
 	case s.Event.Start.IsZero() || s.Event.Trigger.IsZero() || s.Event.Start.After(latest) || s.Event.Trigger.After(latest) || s.At.After(latest) || s.Open.After(latest):
 		return errors.New("its times are none of the past")
