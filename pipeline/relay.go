@@ -107,8 +107,8 @@ func Relay(ctx context.Context, o RelayOptions) error {
 		return fmt.Errorf("relay: %w", err)
 	}
 	server, err := rtsp.NewServer(rtsp.ServerOptions{
-		Listen: o.plain(), ListenTLS: o.ListenTLS, Certificate: certificate, Catalog: &relayCatalog{o: o}, RTPPort: o.RTPPort, Multicast: o.Multicast, MulticastPort: o.MulticastPort,
-		Username: o.Username, Password: o.Password, Logger: o.Logger,
+		Listen: o.plain(), ListenTLS: o.ListenTLS, Certificate: certificate, Catalog: &relayCatalog{o: o},
+		RTPPort: o.RTPPort, Multicast: o.Multicast, MulticastPort: o.MulticastPort, Username: o.Username, Password: o.Password, Logger: o.Logger,
 	})
 	if err != nil {
 		return err

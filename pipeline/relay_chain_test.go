@@ -3,15 +3,11 @@ package pipeline
 import (
 	"context"
 	"net"
-	"os"
-	"os/exec"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/testcam"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
@@ -52,43 +48,8 @@ func TestRelayChain(t *testing.T) {
 	}
 	t.Run("gstreamer", func(t *testing.T) {
 		t.Parallel()
-		gst := testenv.NeedTool(t, "gst-launch-1.0")
-		out := t.TempDir() + "/out.h264"
-		cmd := exec.Command(gst, "-q", "rtspsrc", "location="+url, "protocols=tcp", "!", "rtph264depay", "!", "video/x-h264,stream-format=byte-stream,alignment=nal",
-			"!", "identity", "eos-after=80", "!", "filesink", "location="+out)
-		b, err := cmd.CombinedOutput()
-		require.NoError(t, err, string(b))
-		received, err := os.ReadFile(out)
-		require.NoError(t, err)
-		got := unitSlices(clip.Tracks()[0].CodecID, received)
+		got := received264(t, url, "protocols=tcp")
 		require.Greater(t, len(got), 60)
 		requireRepeats(t, slicesOf(clip), got)
 	})
-}
-
-// slicesOf is the digest of every slice of the clip, in order.
-func slicesOf(clip *testcam.Clip) (list []string) {
-	for _, p := range clip.Packets(0) {
-		list = append(list, unitSlices(clip.Tracks()[0].CodecID, p.Data)...)
-	}
-	return list
-}
-
-func unitSlices(codec uint32, b []byte) (list []string) {
-	for nal := range bitstream.NALs(b) {
-		if bitstream.Classify(codec, nal).Slice {
-			list = append(list, digest(nal))
-		}
-	}
-	return list
-}
-
-// requireRepeats checks that got is a gapless part of the endless repetition of want.
-func requireRepeats(t *testing.T, want, got []string) {
-	t.Helper()
-	start := slices.Index(want, got[0])
-	require.GreaterOrEqual(t, start, 0, "the first one is none of the clip's")
-	for i := range got {
-		require.Equal(t, want[(start+i)%len(want)], got[i], "number %d of %d", i, len(got))
-	}
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -37,14 +36,9 @@ func isKey(packet []byte) bool {
 func TestRelayLateJoin(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip := encodeClip(t, "gop.mp4", "-vf", "loop=3:100,scale=320:180", "-t", "12", "-c:v", "libx264", "-preset", "ultrafast", "-tune", "zerolatency",
-		"-x264-params", "keyint=250:min-keyint=250:scenecut=0", "-c:a", "aac")
 	const behind = 8 * time.Second
-	l := publishClip(t, dir, relayKey(t), clip, behind)
-	addr := startRelay(t, RelayOptions{RuntimeDir: dir})
-	c := testenv.DialRTSP(t, addr, l.key)
-	c.Play(2)
+	l := newLive(t, longGOP(t, "-c:a", "aac"), behind)
+	c := l.play(l.relay(RelayOptions{}), 2)
 	begin := time.Now()
 	var first, audio time.Duration
 	pictures := 0
@@ -54,7 +48,7 @@ func TestRelayLateJoin(t *testing.T) {
 		case 5:
 			ns, rtp := reportTime(t, packet)
 			if first == 0 {
-				require.InDelta(t, l.base+clip.Packets(0)[0].PTS, ns, 2, "the report names another time than the ring")
+				require.InDelta(t, l.base+l.clip.Packets(0)[0].PTS, ns, 2, "the report names another time than the ring")
 			}
 			lastTime[4] = rtp
 		case 4:
@@ -80,16 +74,11 @@ func TestRelayLateJoin(t *testing.T) {
 func TestRelayManySessions(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", false)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	addr := startRelay(t, RelayOptions{RuntimeDir: dir})
+	l := newLive(t, silent(t), time.Second)
+	addr := l.relay(RelayOptions{})
 	var readers []*testenv.RTSP
 	for range 60 {
-		c := testenv.DialRTSP(t, addr, l.key)
-		c.Play(1)
-		readers = append(readers, c)
+		readers = append(readers, l.play(addr, 1))
 	}
 	for _, c := range readers {
 		for pictures := 0; pictures < 40; {
@@ -101,16 +90,24 @@ func TestRelayManySessions(t *testing.T) {
 	require.Len(t, l.video.Control().Subscribers(), 1)
 }
 
+// requireEnd reads until the connection ends, which it has to within d.
+func requireEnd(t *testing.T, c *testenv.RTSP, d time.Duration, otherwise string) {
+	t.Helper()
+	_ = c.Conn.SetReadDeadline(time.Now().Add(d))
+	var err error
+	for err == nil {
+		_, _, err = c.TryFrame()
+	}
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, otherwise)
+}
+
 // A session outlives its publisher when the next one has the same stream, and ends when it has another.
 func TestRelayPublisherRestart(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", false)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, 0)
-	c := testenv.DialRTSP(t, startRelay(t, RelayOptions{RuntimeDir: dir}), l.key)
-	c.Play(1)
+	l := newLive(t, silent(t), 0)
+	addr := l.relay(RelayOptions{})
+	c := l.play(addr, 1)
 	seq := -1
 	pictures := func(n int, check func(packet []byte)) {
 		for n > 0 {
@@ -140,20 +137,10 @@ func TestRelayPublisherRestart(t *testing.T) {
 	require.Greater(t, l.base, old)
 
 	l.stop()
-	l.clip = encodeClip(t, "other.mp4", "-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "0", "-an")
+	l.clip = otherClip(t)
 	l.start()
-	_ = c.Conn.SetReadDeadline(time.Now().Add(10 * time.Second))
-	for {
-		_, _, err := c.TryFrame()
-		if err == nil {
-			continue
-		}
-		var n net.Error
-		require.False(t, errors.As(err, &n) && n.Timeout(), "the session still stands though the stream is another one")
-		break
-	}
-	c = testenv.DialRTSP(t, strings.TrimPrefix(strings.TrimSuffix(c.URL, "/"+l.key), "rtsp://"), l.key)
-	c.Play(1) // and a new one gets it
+	requireEnd(t, c, 10*time.Second, "the session still stands though the stream is another one")
+	c = l.play(addr, 1) // and a new one gets it
 	seq = -1
 	pictures(3, nil)
 }
@@ -162,16 +149,11 @@ func TestRelayPublisherRestart(t *testing.T) {
 func TestRelayKeyTakenAway(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", true)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
+	l := newLive(t, embedded(t), time.Second)
 	var log testenv.Log
-	addr := startRelay(t, RelayOptions{RuntimeDir: dir, grace: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	ffmpeg := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-rtsp_transport", "udp", "-i", "rtsp://"+addr+"/"+l.key, "-c", "copy", "-f", "null", "-")
-	reader := testenv.StartCmd(t, ffmpeg)
-	c := testenv.DialRTSP(t, addr, l.key)
-	c.Play(2)
+	addr := l.relay(RelayOptions{grace: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	c := l.play(addr, 2)
+	reader := testenv.Start(t, testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-rtsp_transport", "udp", "-i", c.URL, "-c", "copy", "-f", "null", "-")
 	c.Frame()
 	testenv.Eventually(t, 10*time.Second, func() error {
 		if n := strings.Count(log.String(), "rtsp: reader"); n < 2 {
@@ -181,16 +163,12 @@ func TestRelayKeyTakenAway(t *testing.T) {
 	})
 	begin := time.Now()
 	l.stop()
-	_ = c.Conn.SetReadDeadline(time.Now().Add(20 * time.Second))
-	for err == nil {
-		_, _, err = c.TryFrame()
-	}
-	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the session stands for ever")
+	requireEnd(t, c, 20*time.Second, "the session stands for ever")
 	require.Greater(t, time.Since(begin), 900*time.Millisecond, "it did not wait for the next publisher")
 	require.Contains(t, log.String(), errKeyGone.Error())
 	_ = reader.WaitFor(t, 20*time.Second) // over UDP it hears of it by its control connection
 	require.NotNil(t, reader.ProcessState)
-	status, _, _ := testenv.DialRTSP(t, addr, l.key).Do("DESCRIBE", "rtsp://"+addr+"/"+l.key)
+	status, _, _ := testenv.DialRTSP(t, addr, l.key).Do("DESCRIBE", c.URL)
 	require.Equal(t, 404, status)
 	require.Contains(t, log.String(), "there_is=nothing")
 }
@@ -199,33 +177,21 @@ func TestRelayKeyTakenAway(t *testing.T) {
 func TestRelayOnDemand(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", true)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	addr := startRelay(t, RelayOptions{RuntimeDir: dir})
-	subscribers := func(n int) func() error {
-		return func() error {
-			if s := l.video.Control().Subscribers(); len(s) != n {
-				return fmt.Errorf("%d subscribers, want %d", len(s), n)
-			}
-			return nil
-		}
-	}
-	testenv.Eventually(t, 3*time.Second, subscribers(0))
+	l := newLive(t, embedded(t), time.Second)
+	addr := l.relay(RelayOptions{})
+	testenv.Eventually(t, 3*time.Second, l.subscribers(0))
 	for i := range 50 {
-		c := testenv.DialRTSP(t, addr, l.key)
-		c.Play(1 + i%2)
+		c := l.play(addr, 1+i%2)
 		c.Frame()
 		if i == 0 {
-			testenv.Eventually(t, 3*time.Second, subscribers(1))
+			testenv.Eventually(t, 3*time.Second, l.subscribers(1))
 		}
 		if i%3 == 0 {
 			c.Do("TEARDOWN", c.URL)
 		}
 		c.Conn.Close()
 	}
-	testenv.Eventually(t, 5*time.Second, subscribers(0))
+	testenv.Eventually(t, 5*time.Second, l.subscribers(0))
 }
 
 func TestRelayPaths(t *testing.T) {
@@ -238,7 +204,10 @@ func TestRelayPaths(t *testing.T) {
 	addr := startRelay(t, RelayOptions{RuntimeDir: dir, Keys: []string{a.key}})
 	c := testenv.DialRTSP(t, addr, "")
 	base := "rtsp://" + addr + "/"
-	for path, want := range map[string]int{a.key: 200, a.key + "-audio": 200, b.key: 404, a.key + "-sub": 404, "": 404, "../../etc/passwd": 404, strings.Repeat("x", 500): 404, a.key + "/x": 404} {
+	for path, want := range map[string]int{
+		a.key: 200, a.key + "-audio": 200, b.key: 404, a.key + "-sub": 404,
+		"": 404, "../../etc/passwd": 404, strings.Repeat("x", 500): 404, a.key + "/x": 404,
+	} {
 		status, _, body := c.Do("DESCRIBE", base+path)
 		require.Equal(t, want, status, path)
 		if path == a.key {
@@ -257,11 +226,8 @@ func TestRelayPaths(t *testing.T) {
 func TestRelayKilled(t *testing.T) {
 	testenv.Watchdog(t, 2*time.Minute)
 	bin := testenv.Binary(t)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", true)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	other, err := Subscribe(context.Background(), SubscribeOptions{RuntimeDir: dir, Key: l.key})
+	l := newLive(t, embedded(t), time.Second)
+	other, err := Subscribe(context.Background(), SubscribeOptions{RuntimeDir: l.dir, Key: l.key})
 	require.NoError(t, err)
 	defer other.Close()
 
@@ -271,7 +237,7 @@ func TestRelayKilled(t *testing.T) {
 	free.Close()
 	var url string
 	for range 3 {
-		p := testenv.Start(t, bin, "--runtime-dir", dir, "relay", "--listen", addr)
+		p := testenv.Start(t, bin, "--runtime-dir", l.dir, "relay", "--listen", addr)
 		testenv.Eventually(t, 10*time.Second, func() error {
 			if url = strings.TrimSpace(p.Stdout()); !strings.Contains(url, l.key) {
 				return errors.New("no address on stdout yet")
@@ -280,9 +246,7 @@ func TestRelayKilled(t *testing.T) {
 		})
 		require.Equal(t, "rtsp://"+addr+"/"+l.key, url)
 		for range 3 {
-			c := testenv.DialRTSP(t, addr, l.key)
-			c.Play(2)
-			c.Frame()
+			l.play(addr, 2).Frame()
 		}
 		p.Kill()
 	}
@@ -293,17 +257,12 @@ func TestRelayKilled(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Zero(t, other.Stats().Lost)
-	testenv.Eventually(t, 5*time.Second, func() error {
-		if s := l.video.Control().Subscribers(); len(s) != 1 {
-			return fmt.Errorf("%d subscribers", len(s))
-		}
-		return nil
-	})
+	testenv.Eventually(t, 5*time.Second, l.subscribers(1))
 	// The port is taken: a clear message and status 1.
 	taken, err := net.Listen("tcp", addr)
 	require.NoError(t, err)
 	defer taken.Close()
-	p := testenv.Start(t, bin, "--runtime-dir", dir, "relay", "--listen", addr)
+	p := testenv.Start(t, bin, "--runtime-dir", l.dir, "relay", "--listen", addr)
 	require.Error(t, p.WaitFor(t, 10*time.Second))
 	require.Equal(t, 1, p.ProcessState.ExitCode())
 	require.Contains(t, p.Stderr(), "the port is taken")

@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cfpipe/cfpipe/internal/testcam"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
@@ -54,11 +53,8 @@ func TestRelayPauseGStreamer(t *testing.T) {
 	python := testenv.Python(t)
 	script := filepath.Join(t.TempDir(), "pause.py")
 	require.NoError(t, os.WriteFile(script, []byte(pauseScript), 0o644))
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", true)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	at := startRelayTLS(t, RelayOptions{RuntimeDir: dir, Multicast: "239.255.45.0/24", Listen: "0.0.0.0:0", ListenTLS: "127.0.0.1:0"})
+	l := newLive(t, embedded(t), time.Second)
+	at := l.relayTLS(RelayOptions{Multicast: "239.255.45.0/24", Listen: "0.0.0.0:0", ListenTLS: "127.0.0.1:0"})
 	plain := fmt.Sprintf("rtsp://127.0.0.1:%d/%s", at.Plain.Port, l.key)
 	for name, args := range map[string][2]string{
 		"tcp": {plain, "tcp"}, "udp": {plain, "udp"}, "multicast": {plain, "udp-mcast"}, "tls": {"rtsps://" + at.TLS.String() + "/" + l.key, "tcp"},

@@ -7,14 +7,12 @@ import (
 	"net"
 	"os"
 	"regexp"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cfpipe/cfpipe/internal/testcam"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
@@ -85,20 +83,13 @@ func pauseReader(t *testing.T, c *testenv.RTSP) {
 	require.True(t, strings.HasPrefix(header["session"], c.Session), header["session"])
 }
 
-// longGOP is a clip whose keyframes are 10 s apart, without audio.
-func longGOP(t *testing.T) *testcam.Clip {
-	return encodeClip(t, "gop.mp4", "-vf", "loop=3:100,scale=320:180", "-t", "12", "-c:v", "libx264", "-preset", "ultrafast", "-tune", "zerolatency",
-		"-x264-params", "keyint=250:min-keyint=250:scenecut=0", "-an")
-}
-
 // Nothing follows the response to PAUSE. PLAY begins anew at the keyframe, at once and out of the ring, also where it was sent before:
 // to the receiver the packets are one stream, and the response says with which one it goes on.
 func TestRelayPauseTCP(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	l := publishClip(t, dir, relayKey(t), longGOP(t), 3*time.Second)
-	addr := startRelay(t, RelayOptions{RuntimeDir: dir})
+	l := newLive(t, longGOP(t, "-an"), 3*time.Second)
+	addr := l.relay(RelayOptions{})
 	c := testenv.DialRTSP(t, addr, l.key)
 	track := &rtpTrack{t: t, seq: -1}
 	frame := func(ch byte, packet []byte) {
@@ -110,8 +101,7 @@ func TestRelayPauseTCP(t *testing.T) {
 	}
 	c.Passed = frame
 	c.Play(1)
-	other := testenv.DialRTSP(t, addr, l.key)
-	other.Play(1)
+	other := l.play(addr, 1)
 	for round := range 3 {
 		for track.packets < 100 {
 			frame(c.Frame())
@@ -171,6 +161,17 @@ func udpPair(t *testing.T) (rtp, rtcp *net.UDPConn) {
 	return nil, nil
 }
 
+// setupUDP sets up the first track for a pair of ports.
+func setupUDP(t *testing.T, c *testenv.RTSP) (rtp, rtcp *net.UDPConn) {
+	t.Helper()
+	rtp, rtcp = udpPair(t)
+	port := rtp.LocalAddr().(*net.UDPAddr).Port
+	status, header, _ := c.Do("SETUP", c.URL+"/trackID=0", fmt.Sprintf("Transport: RTP/AVP;unicast;client_port=%d-%d", port, port+1))
+	require.Equal(t, 200, status)
+	require.Contains(t, header["session"], "timeout=60")
+	return rtp, rtcp
+}
+
 // receive hands packets to the track until none has come for a while, or enough is true.
 func (r *rtpTrack) receive(rtp, rtcp *net.UDPConn, quiet time.Duration, enough func() bool) {
 	r.t.Helper()
@@ -199,14 +200,9 @@ func (r *rtpTrack) receive(rtp, rtcp *net.UDPConn, quiet time.Duration, enough f
 func TestRelayPauseUDP(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	l := publishClip(t, dir, relayKey(t), longGOP(t), 3*time.Second)
-	c := testenv.DialRTSP(t, startRelay(t, RelayOptions{RuntimeDir: dir}), l.key)
-	rtp, rtcp := udpPair(t)
-	port := rtp.LocalAddr().(*net.UDPAddr).Port
-	status, header, _ := c.Do("SETUP", c.URL+"/trackID=0", fmt.Sprintf("Transport: RTP/AVP;unicast;client_port=%d-%d", port, port+1))
-	require.Equal(t, 200, status)
-	require.Contains(t, header["session"], "timeout=60")
+	l := newLive(t, longGOP(t, "-an"), 3*time.Second)
+	c := testenv.DialRTSP(t, l.relay(RelayOptions{}), l.key)
+	rtp, rtcp := setupUDP(t, c)
 	track := &rtpTrack{t: t, seq: -1}
 	playAgain(t, c)
 	for range 3 {
@@ -228,9 +224,8 @@ func TestRelayPauseUDP(t *testing.T) {
 func TestRelayPauseMulticast(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	l := publishClip(t, dir, relayKey(t), longGOP(t), 3*time.Second)
-	addr := startRelay(t, RelayOptions{RuntimeDir: dir, Multicast: "239.255.44.0/24", Listen: "0.0.0.0:0"})
+	l := newLive(t, longGOP(t, "-an"), 3*time.Second)
+	addr := l.relay(RelayOptions{Multicast: "239.255.44.0/24", Listen: "0.0.0.0:0"})
 	_, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
 	addr = "127.0.0.1:" + port
@@ -296,12 +291,8 @@ func joinGroup(t *testing.T, ip, port string, next int) *net.UDPConn {
 func TestRelayPauseStreamChanges(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", false)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	c := testenv.DialRTSP(t, startRelay(t, RelayOptions{RuntimeDir: dir}), l.key)
-	c.Play(1)
+	l := newLive(t, silent(t), time.Second)
+	c := l.play(l.relay(RelayOptions{}), 1)
 	c.Frame()
 	pauseReader(t, c)
 	l.stop()
@@ -312,12 +303,12 @@ func TestRelayPauseStreamChanges(t *testing.T) {
 	c.Frame()
 	pauseReader(t, c)
 	l.stop()
-	l.clip = encodeClip(t, "other.mp4", "-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-bf", "0", "-an")
+	l.clip = otherClip(t)
 	l.start()
 	status, _, _ = c.Do("PLAY", c.URL)
 	require.Equal(t, 410, status)
 	_ = c.Conn.SetReadDeadline(time.Now().Add(5 * time.Second))
-	_, _, err = c.TryFrame()
+	_, _, err := c.TryFrame()
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the session still stands")
 }
@@ -326,20 +317,11 @@ func TestRelayPauseStreamChanges(t *testing.T) {
 func TestRelayPauseFlood(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, 2*time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", true)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	addr := startRelay(t, RelayOptions{RuntimeDir: dir})
-	good := testenv.DialRTSP(t, addr, l.key)
-	good.Play(1)
+	l := newLive(t, embedded(t), time.Second)
+	addr := l.relay(RelayOptions{})
+	good := l.play(addr, 1)
 	good.Frame()
-	files := func() int {
-		list, err := os.ReadDir("/proc/self/fd")
-		require.NoError(t, err)
-		return len(list)
-	}
-	goroutines, fds := runtime.NumGoroutine(), files()
+	held := testenv.Holds(t)
 
 	tcp := testenv.DialRTSP(t, addr, l.key)
 	track, audio := &rtpTrack{t: t, seq: -1, reported: true}, &rtpTrack{t: t, seq: -1, reported: true}
@@ -361,19 +343,15 @@ func TestRelayPauseFlood(t *testing.T) {
 	for track.packets < before+50 || audio.packets == 0 {
 		tcp.Passed(tcp.Frame())
 	}
-	pipelined := testenv.DialRTSP(t, addr, l.key)
-	pipelined.Play(2)
+	pipelined := l.play(addr, 2)
 	var requests strings.Builder
 	for i := range 400 {
 		fmt.Fprintf(&requests, "%s %s RTSP/1.0\r\nCSeq: %d\r\nSession: %s\r\n\r\n", []string{"PAUSE", "PLAY"}[i%2], pipelined.URL, 100+i, pipelined.Session)
 	}
-	_, err = pipelined.Conn.Write([]byte(requests.String())) // and the responses are not read
+	_, err := pipelined.Conn.Write([]byte(requests.String())) // and the responses are not read
 	require.NoError(t, err)
-	rtp, _ := udpPair(t)
-	port := rtp.LocalAddr().(*net.UDPAddr).Port
 	udp := testenv.DialRTSP(t, addr, l.key)
-	status, _, _ := udp.Do("SETUP", udp.URL+"/trackID=0", fmt.Sprintf("Transport: RTP/AVP;unicast;client_port=%d-%d", port, port+1))
-	require.Equal(t, 200, status)
+	setupUDP(t, udp)
 	for range 200 {
 		status, _, _ := udp.Do("PLAY", udp.URL)
 		require.Equal(t, 200, status)
@@ -382,15 +360,10 @@ func TestRelayPauseFlood(t *testing.T) {
 	for range 50 {
 		good.Frame()
 	}
-	status, _, _ = udp.Do("TEARDOWN", udp.URL)
+	status, _, _ := udp.Do("TEARDOWN", udp.URL)
 	require.Equal(t, 200, status)
 	for _, c := range []*testenv.RTSP{tcp, pipelined, udp} {
 		c.Conn.Close()
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
-		if n, f := runtime.NumGoroutine(), files(); n > goroutines+2 || f > fds+4 { // the test's own two sockets
-			return fmt.Errorf("%d goroutines, %d before; %d descriptors, %d before", n, goroutines, f, fds)
-		}
-		return nil
-	})
+	testenv.Eventually(t, 10*time.Second, held.Back(t, testenv.Held{Goroutines: 2, Files: 4})) // two are the test's own sockets
 }

@@ -21,7 +21,6 @@ import (
 
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/servercert"
-	"github.com/cfpipe/cfpipe/internal/testcam"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
@@ -32,7 +31,9 @@ func writeCertificate(t *testing.T, certFile, keyFile string) string {
 	require.NoError(t, err)
 	key, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
 	require.NoError(t, err)
-	for name, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: c.Certificate[0]}, keyFile: {Type: "PRIVATE KEY", Bytes: key}} {
+	for name, block := range map[string]*pem.Block{
+		certFile: {Type: "CERTIFICATE", Bytes: c.Certificate[0]}, keyFile: {Type: "PRIVATE KEY", Bytes: key},
+	} {
 		require.NoError(t, os.WriteFile(name+".new", pem.EncodeToMemory(block), 0o600))
 		require.NoError(t, os.Rename(name+".new", name))
 	}
@@ -65,13 +66,10 @@ func (f *firstUnits) Packet(track int, p media.Packet) error {
 func TestRelayTLSReaders(t *testing.T) {
 	t.Parallel() // runs when the tests that look for leaks are done
 	testenv.Watchdog(t, 3*time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", true)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	l := newLive(t, embedded(t), time.Second)
+	certFile, keyFile := filepath.Join(l.dir, "cert.pem"), filepath.Join(l.dir, "key.pem")
 	fingerprint := writeCertificate(t, certFile, keyFile)
-	at := startRelayTLS(t, RelayOptions{RuntimeDir: dir, ListenTLS: "127.0.0.1:0", CertFile: certFile, KeyFile: keyFile, Username: "viewer", Password: "s:e@cret"})
+	at := l.relayTLS(RelayOptions{ListenTLS: "127.0.0.1:0", CertFile: certFile, KeyFile: keyFile, Username: "viewer", Password: "s:e@cret"})
 	require.Equal(t, fingerprint, at.Fingerprint)
 	require.NotNil(t, at.Plain)
 	target := at.TLS.String() + "/" + l.key
@@ -81,27 +79,19 @@ func TestRelayTLSReaders(t *testing.T) {
 		for _, url := range []string{"rtsps://viewer:s%3Ae%40cret@" + target, "rtsp://viewer:s%3Ae%40cret@" + at.Plain.String() + "/" + l.key} {
 			got := received(t, url, 2, "-rtsp_transport", "tcp")
 			require.Greater(t, len(got["0"]), 40)
-			requireGapless(t, clip, 0, got["0"])
-			requireGapless(t, clip, 1, got["1"])
+			requireGapless(t, l.clip, 0, got["0"])
+			requireGapless(t, l.clip, 1, got["1"])
 		}
 	})
 	t.Run("gstreamer", func(t *testing.T) {
 		t.Parallel()
-		gst := testenv.NeedTool(t, "gst-launch-1.0")
+		url, user := "rtsps://"+target, []string{"user-id=viewer", "user-pw=s:e@cret"}
 		for _, protocols := range []string{"tcp", "tcp+udp+udp-mcast"} { // the latter asks for UDP first
-			out := filepath.Join(t.TempDir(), "out.h264")
-			b, err := exec.Command(gst, "-q", "rtspsrc", "location=rtsps://"+target, "protocols="+protocols, "user-id=viewer", "user-pw=s:e@cret", "tls-validation-flags=0",
-				"!", "rtph264depay", "!", "video/x-h264,stream-format=byte-stream,alignment=nal", "!", "identity", "eos-after=80", "!", "filesink", "location="+out).CombinedOutput()
-			if !strings.Contains(string(b), "gst_rtspsrc_pause") { // when it stops, GStreamer 1.22 may fail to send its PAUSE through its own TLS
-				require.NoError(t, err, string(b))
-			}
-			stream, err := os.ReadFile(out)
-			require.NoError(t, err)
-			got := unitSlices(clip.Tracks()[0].CodecID, stream)
+			got := received264(t, url, append(user, "protocols="+protocols, "tls-validation-flags=0")...)
 			require.Greater(t, len(got), 30) // of 80 NAL units
-			requireRepeats(t, slicesOf(clip), got)
+			requireRepeats(t, slicesOf(l.clip), got)
 		}
-		b, err := exec.Command(gst, "-q", "rtspsrc", "location=rtsps://"+target, "user-id=viewer", "user-pw=s:e@cret", "!", "fakesink").CombinedOutput()
+		b, err := exec.Command("gst-launch-1.0", "-q", "rtspsrc", "location="+url, user[0], user[1], "!", "fakesink").CombinedOutput()
 		require.Error(t, err, "GStreamer takes a certificate that nobody vouches for: %s", b)
 	})
 	t.Run("ingest", func(t *testing.T) {
@@ -148,12 +138,9 @@ func TestRelayTLSReaders(t *testing.T) {
 func TestRelayTLSAlone(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", false)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
+	l := newLive(t, silent(t), time.Second)
 	for _, listen := range []string{"off", ""} { // "" is startRelay's: a port beside it
-		at := startRelayTLS(t, RelayOptions{RuntimeDir: dir, Listen: listen, ListenTLS: "127.0.0.1:0"})
+		at := l.relayTLS(RelayOptions{Listen: listen, ListenTLS: "127.0.0.1:0"})
 		require.Equal(t, listen == "off", at.Plain == nil)
 		c := testenv.DialRTSPS(t, at.TLS.String(), l.key)
 		state := c.Conn.(*tls.Conn).ConnectionState()
@@ -209,17 +196,12 @@ func (l *live) taken() string {
 func TestRelayTLSRenewal(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", false)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	l := newLive(t, silent(t), time.Second)
+	certFile, keyFile := filepath.Join(l.dir, "cert.pem"), filepath.Join(l.dir, "key.pem")
 	writeCertificate(t, certFile, keyFile)
 	var log testenv.Log
-	at := startRelayTLS(t, RelayOptions{RuntimeDir: dir, ListenTLS: "127.0.0.1:0", CertFile: certFile, KeyFile: keyFile, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	playing := testenv.DialRTSPS(t, at.TLS.String(), l.key)
-	playing.Play(1)
-	playing.Frame()
+	at := l.relayTLS(RelayOptions{ListenTLS: "127.0.0.1:0", CertFile: certFile, KeyFile: keyFile, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	playing := l.playTLS(at.TLS)
 	renewed := writeCertificate(t, certFile, keyFile)
 	require.NotEqual(t, at.Fingerprint, renewed)
 	testenv.Eventually(t, 5*time.Second, func() error {
@@ -244,20 +226,10 @@ func TestRelayTLSRenewal(t *testing.T) {
 func TestRelayTLSHostilePeers(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", false)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	at := startRelayTLS(t, RelayOptions{RuntimeDir: dir, Listen: "off", ListenTLS: "127.0.0.1:0"})
-	good := testenv.DialRTSPS(t, at.TLS.String(), l.key)
-	good.Play(1)
-	good.Frame()
-	files := func() int {
-		list, err := os.ReadDir("/proc/self/fd")
-		require.NoError(t, err)
-		return len(list)
-	}
-	goroutines, fds := runtime.NumGoroutine(), files()
+	l := newLive(t, silent(t), time.Second)
+	at := l.relayTLS(RelayOptions{Listen: "off", ListenTLS: "127.0.0.1:0"})
+	good := l.playTLS(at.TLS)
+	before := testenv.Holds(t)
 	hello := clientHello(t)
 	var peers []net.Conn
 	for i := range 600 { // the kernel has room for as many to wait; the relay has not
@@ -280,25 +252,17 @@ func TestRelayTLSHostilePeers(t *testing.T) {
 			}
 		}
 		if i%100 == 99 {
-			late := testenv.DialRTSPS(t, at.TLS.String(), l.key)
-			late.Play(1)
-			late.Frame()
-			late.Conn.Close()
+			l.playTLS(at.TLS).Conn.Close()
 		}
 	}
-	require.Less(t, runtime.NumGoroutine()-goroutines, 256*3+50, "strangers are not bounded")
+	require.Less(t, runtime.NumGoroutine()-before.Goroutines, 256*3+50, "strangers are not bounded")
 	for range 50 {
 		good.Frame()
 	}
 	for _, conn := range peers {
 		conn.Close()
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
-		if n, f := runtime.NumGoroutine(), files(); n > goroutines+2 || f > fds+2 {
-			return fmt.Errorf("%d goroutines, %d before; %d descriptors, %d before", n, goroutines, f, fds)
-		}
-		return nil
-	})
+	testenv.Eventually(t, 10*time.Second, before.Back(t, testenv.Held{Goroutines: 2, Files: 2}))
 }
 
 // clientHello is the first flight of a TLS client.
@@ -318,11 +282,8 @@ func clientHello(t *testing.T) []byte {
 func TestRelayTLSCommand(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
 	bin := testenv.Binary(t)
-	dir := t.TempDir()
-	clip, err := testcam.EmbeddedClip("h264", false)
-	require.NoError(t, err)
-	l := publishClip(t, dir, relayKey(t), clip, time.Second)
-	p := testenv.Start(t, bin, "--runtime-dir", dir, "relay", "--listen", "off", "--listen-tls", "127.0.0.1:0")
+	l := newLive(t, silent(t), time.Second)
+	p := testenv.Start(t, bin, "--runtime-dir", l.dir, "relay", "--listen", "off", "--listen-tls", "127.0.0.1:0")
 	var lines []string
 	testenv.Eventually(t, 10*time.Second, func() error {
 		if lines = strings.Split(strings.TrimSpace(p.Stdout()), "\n"); len(lines) < 2 {
@@ -341,7 +302,7 @@ func TestRelayTLSCommand(t *testing.T) {
 		2: {"relay", "--listen", "off"},
 		3: {"relay", "--listen-tls", "127.0.0.1:0", "--cert", "/nonexistent", "--key-file", "/nonexistent"},
 	} {
-		p := testenv.Start(t, bin, append([]string{"--runtime-dir", dir}, args...)...)
+		p := testenv.Start(t, bin, append([]string{"--runtime-dir", l.dir}, args...)...)
 		require.Error(t, p.WaitFor(t, 10*time.Second))
 		require.Equal(t, status, p.ProcessState.ExitCode(), p.Stderr())
 	}
