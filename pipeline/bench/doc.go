@@ -80,6 +80,21 @@ func (o Packets) withDefaults() (Packets, error) {
 // helpers are the roles that a helper process can play.
 var helpers = map[string]func(arg []byte) (any, error){}
 
+// helper makes a role known. It is given the benchmark's argument and the board that the argument names.
+func helper[A interface{ boardName() string }](role string, play func(A, *board) (any, error)) {
+	helpers[role] = func(arg []byte) (any, error) {
+		var a A
+		if err := json.Unmarshal(arg, &a); err != nil {
+			return nil, err
+		}
+		b, err := openBoard(a.boardName())
+		if err != nil {
+			return nil, err
+		}
+		return play(a, b)
+	}
+}
+
 // Helper plays one role of a measurement in this process and prints what it has found. Only the benchmark itself calls it, through
 // Packets.Helper.
 func Helper(args []string) error {

@@ -121,7 +121,7 @@ func (a *frameRole) copyWithinGPU() (r streamResult, err error) {
 	for _, s := range slots {
 		err = errors.Join(err, s.Close())
 	}
-	return r, errors.Join(err, a.pictures.close())
+	return r, err
 }
 
 func init() {
@@ -133,15 +133,7 @@ func init() {
 		return findGPU(ordinal)
 	}
 	// frames-publish: publishes and copies in turn until it is stopped.
-	helpers["frames-publish"] = func(arg []byte) (any, error) {
-		a, err := newFrameRole(arg)
-		if err != nil {
-			return nil, err
-		}
-		p, w, err := a.publisher()
-		if err != nil {
-			return nil, err
-		}
+	frameWriter("frames-publish", func(a *frameRole, w *framering.FrameWriter) (any, error) {
 		spare, err := a.pictures.device.Alloc("bench", int(a.meta.FrameSize))
 		if err != nil {
 			return nil, err
@@ -159,9 +151,8 @@ func init() {
 				_, _ = ring.RecordValue(int64(middle.Sub(start))), bare.RecordValue(int64(time.Since(middle)))
 			}
 		}
-		r := Publish{Ring: percentiles(ring), Bare: percentiles(bare)}
-		return r, errors.Join(spare.Close(), p.Close(framering.ReasonNormal), a.pictures.close())
-	}
+		return Publish{Ring: percentiles(ring), Bare: percentiles(bare)}, spare.Close()
+	})
 }
 
 // gpuFound is what a helper knows of a GPU: the benchmark itself does not load the driver.

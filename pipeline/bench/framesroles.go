@@ -3,7 +3,6 @@ package bench
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"time"
 
@@ -32,19 +31,44 @@ type frameRole struct {
 	pictures pictures
 }
 
-func newFrameRole(arg []byte) (*frameRole, error) {
-	r := &frameRole{}
-	err := json.Unmarshal(arg, &r.framesArg)
-	if err == nil {
-		r.meta, err = framering.MetaOf(framering.NV12, r.Width, r.Height)
-	}
-	if err == nil {
-		r.pictures, err = newPictures(r.framesArg, r.meta)
-	}
-	if err == nil {
-		r.board, err = openBoard(r.Board)
-	}
-	return r, err
+// frameHelper makes a role known that has to do with pictures.
+func frameHelper(role string, play func(*frameRole) (any, error)) {
+	helper(role, func(a framesArg, b *board) (any, error) {
+		r := &frameRole{framesArg: a, board: b}
+		var err error
+		if r.meta, err = framering.MetaOf(framering.NV12, r.Width, r.Height); err != nil {
+			return nil, err
+		}
+		if r.pictures, err = newPictures(a, r.meta); err != nil {
+			return nil, err
+		}
+		result, err := play(r)
+		return result, errors.Join(err, r.pictures.close())
+	})
+}
+
+// frameWriter is a frameHelper that publishes.
+func frameWriter(role string, play func(*frameRole, *framering.FrameWriter) (any, error)) {
+	frameHelper(role, func(a *frameRole) (any, error) {
+		p, w, err := a.publisher()
+		if err != nil {
+			return nil, err
+		}
+		result, err := play(a, w)
+		return result, errors.Join(err, p.Close(framering.ReasonNormal))
+	})
+}
+
+// frameReader is a frameHelper that reads.
+func frameReader(role string, play func(*frameRole, *framering.FrameReader) (any, error)) {
+	frameHelper(role, func(a *frameRole) (any, error) {
+		s, r, err := a.reader()
+		if err != nil {
+			return nil, err
+		}
+		result, err := play(a, r)
+		return result, errors.Join(err, r.Close(), s.Close())
+	})
 }
 
 func (a *frameRole) publisher() (*framering.Publisher, *framering.FrameWriter, error) {
@@ -69,7 +93,9 @@ func (a *frameRole) publisher() (*framering.Publisher, *framering.FrameWriter, e
 }
 
 func (a *frameRole) reader() (*framering.Subscriber, *framering.FrameReader, error) {
-	s, err := framering.Dial(context.Background(), framering.DialOptions{RuntimeDir: a.Dir, Key: a.Key, Mode: framering.StrictOrder, CUDADevice: int32(a.Device)})
+	s, err := framering.Dial(context.Background(), framering.DialOptions{
+		RuntimeDir: a.Dir, Key: a.Key, Mode: framering.StrictOrder, CUDADevice: int32(a.Device),
+	})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -100,58 +126,29 @@ func (a *frameRole) publish(w *framering.FrameWriter, fill bool) error {
 
 func init() {
 	// frames-publisher: as latency-publisher, with frames whose pixels stand already, or come by a copy within the GPU.
-	helpers["frames-publisher"] = func(arg []byte) (any, error) {
-		a, err := newFrameRole(arg)
-		if err != nil {
-			return nil, err
-		}
-		p, w, err := a.publisher()
-		if err != nil {
-			return nil, err
-		}
-		if err := a.board.pace(a.Rate, a.Bare, func() error { return a.publish(w, a.GPU) }); err != nil {
-			return nil, err
-		}
-		return nil, errors.Join(p.Close(framering.ReasonNormal), a.pictures.close())
-	}
-	helpers["frames-reader"] = func(arg []byte) (any, error) {
-		a, err := newFrameRole(arg)
-		if err != nil {
-			return nil, err
-		}
-		b := a.board
-		s, r, err := a.reader()
-		if err != nil {
-			return nil, err
-		}
+	frameWriter("frames-publisher", func(a *frameRole, w *framering.FrameWriter) (any, error) {
+		return nil, a.board.pace(a.Rate, a.Bare, func() error { return a.publish(w, a.GPU) })
+	})
+	frameReader("frames-reader", func(a *frameRole, r *framering.FrameReader) (any, error) {
 		h := histogram()
-		b.ready()
+		a.board.ready()
 		for n := 0; ; n++ {
 			f, err := r.Next(context.Background())
 			now := time.Now().UnixNano()
 			if err != nil {
-				return percentiles(h), errors.Join(r.Close(), s.Close()) // the publisher has shut down
+				return percentiles(h), nil // the publisher has shut down
 			}
 			if took := now - f.PTS; n >= warmUp && took >= 0 {
 				_ = h.RecordValue(took)
 			}
 			_ = f.Release()
 		}
-	}
-	helpers["framestream-writer"] = func(arg []byte) (any, error) {
-		a, err := newFrameRole(arg)
-		if err != nil {
-			return nil, err
-		}
-		b := a.board
-		p, w, err := a.publisher()
-		if err != nil {
-			return nil, err
-		}
-		b.ready()
+	})
+	frameWriter("framestream-writer", func(a *frameRole, w *framering.FrameWriter) (any, error) {
+		a.board.ready()
 		var r streamResult
 		start, before := time.Now(), mallocs()
-		for !b.stopped() {
+		for !a.board.stopped() {
 			if err := a.publish(w, true); err != nil {
 				return nil, err
 			}
@@ -159,19 +156,14 @@ func init() {
 			r.Packets++
 		}
 		r.Allocs, r.Nanos = mallocs()-before, int64(time.Since(start))
-		return r, errors.Join(p.Close(framering.ReasonNormal), a.pictures.close())
-	}
-	helpers["framestream-reader"] = func(arg []byte) (any, error) {
-		a, err := newFrameRole(arg)
-		if err != nil {
-			return nil, err
+		return r, nil
+	})
+	frameReader("framestream-reader", func(a *frameRole, r *framering.FrameReader) (any, error) {
+		take := a.pictures.from
+		if a.InPlace {
+			take = a.pictures.look
 		}
-		b := a.board
-		s, r, err := a.reader()
-		if err != nil {
-			return nil, err
-		}
-		b.ready()
+		a.board.ready()
 		var got streamResult
 		start, before := time.Now(), mallocs()
 		for {
@@ -179,12 +171,7 @@ func init() {
 			if err != nil {
 				break // the writer has shut down
 			}
-			if a.InPlace {
-				err = a.pictures.look(f)
-			} else {
-				err = a.pictures.from(f)
-			}
-			if err := errors.Join(err, f.Release()); err != nil {
+			if err := errors.Join(take(f), f.Release()); err != nil {
 				return nil, err
 			}
 			got.Bytes += a.meta.FrameSize
@@ -192,14 +179,10 @@ func init() {
 			got.Lost += f.Lost
 		}
 		got.Allocs, got.Nanos = mallocs()-before, int64(time.Since(start))
-		return got, errors.Join(r.Close(), s.Close(), a.pictures.close())
-	}
+		return got, nil
+	})
 	// The same copies between the same kind of memory, and nothing else.
-	helpers["framecopy-writer"] = func(arg []byte) (any, error) {
-		a, err := newFrameRole(arg)
-		if err != nil {
-			return nil, err
-		}
+	frameHelper("framecopy-writer", func(a *frameRole) (any, error) {
 		if a.GPU {
 			return a.copyWithinGPU()
 		}
@@ -211,12 +194,8 @@ func init() {
 		defer seg.Close()
 		picture := grey(size)
 		return a.board.copyFrames(size, func(i int) { copy(seg.Bytes()[i%frameSlots*size:], picture) }), nil
-	}
-	helpers["framecopy-reader"] = func(arg []byte) (any, error) {
-		a, err := newFrameRole(arg)
-		if err != nil {
-			return nil, err
-		}
+	})
+	frameHelper("framecopy-reader", func(a *frameRole) (any, error) {
 		if a.GPU {
 			return a.copyWithinGPU()
 		}
@@ -232,7 +211,7 @@ func init() {
 			each = func(slot []byte) { bytes.Count(slot, picture[:1]) }
 		}
 		return a.board.copyFrames(size, func(i int) { each(seg.Bytes()[i%frameSlots*size:][:size]) }), nil
-	}
+	})
 }
 
 func (b *board) copyFrames(size int, f func(i int)) streamResult {

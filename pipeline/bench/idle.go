@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"runtime"
@@ -33,13 +32,10 @@ type idleArg struct {
 	Rate             int
 }
 
+func (a idleArg) boardName() string { return a.Board }
+
 func init() {
-	helpers["idle-publisher"] = func(arg []byte) (any, error) {
-		var a idleArg
-		b, err := idleSetUp(arg, &a)
-		if err != nil {
-			return nil, err
-		}
+	helper("idle-publisher", func(a idleArg, b *board) (any, error) {
 		w, err := packetring.Create(a.Key, packetring.Config{})
 		if err != nil {
 			return nil, err
@@ -61,13 +57,8 @@ func init() {
 			}
 			return nil
 		})
-	}
-	helpers["idle-reader"] = func(arg []byte) (any, error) {
-		var a idleArg
-		b, err := idleSetUp(arg, &a)
-		if err != nil {
-			return nil, err
-		}
+	})
+	helper("idle-reader", func(a idleArg, b *board) (any, error) {
 		r, err := packetring.Open(a.Ring, packetring.ReaderOptions{Wait: a.Mode})
 		if err != nil {
 			return nil, err
@@ -80,14 +71,7 @@ func init() {
 				}
 			}
 		})
-	}
-}
-
-func idleSetUp(arg []byte, a *idleArg) (*board, error) {
-	if err := json.Unmarshal(arg, a); err != nil {
-		return nil, err
-	}
-	return openBoard(a.Board)
+	})
 }
 
 // used returns the CPU time of f in percent of the time it took.

@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"os"
 	"runtime"
@@ -59,13 +58,11 @@ type latencyArg struct {
 // warmUp is how many of the first wake-ups are not counted.
 const warmUp = 20
 
+func (a latencyArg) boardName() string { return a.Board }
+
 func init() {
 	// publisher: one packet and one bare wake-up a tick, half a tick apart.
-	helpers["latency-publisher"] = func(arg []byte) (any, error) {
-		a, b, err := latencySetUp(arg)
-		if err != nil {
-			return nil, err
-		}
+	helper("latency-publisher", func(a latencyArg, b *board) (any, error) {
 		w, err := packetring.Create(a.Key, packetring.Config{})
 		if err != nil {
 			return nil, err
@@ -82,12 +79,8 @@ func init() {
 			return nil, err
 		}
 		return nil, w.Close()
-	}
-	helpers["latency-reader"] = func(arg []byte) (any, error) {
-		a, b, err := latencySetUp(arg)
-		if err != nil {
-			return nil, err
-		}
+	})
+	helper("latency-reader", func(a latencyArg, b *board) (any, error) {
 		r, err := packetring.Open(a.Ring, packetring.ReaderOptions{Wait: a.Mode})
 		if err != nil {
 			return nil, err
@@ -105,13 +98,9 @@ func init() {
 				_ = h.RecordValue(took)
 			}
 		}
-	}
+	})
 	// bare: the least that a wake-up between two processes can cost here.
-	helpers["latency-bare"] = func(arg []byte) (any, error) {
-		_, b, err := latencySetUp(arg)
-		if err != nil {
-			return nil, err
-		}
+	helper("latency-bare", func(_ latencyArg, b *board) (any, error) {
 		h := histogram()
 		debug.SetGCPercent(-1)
 		runtime.LockOSThread()
@@ -129,15 +118,7 @@ func init() {
 				_ = h.RecordValue(took)
 			}
 		}
-	}
-}
-
-func latencySetUp(arg []byte) (a latencyArg, b *board, err error) {
-	if err = json.Unmarshal(arg, &a); err != nil {
-		return a, nil, err
-	}
-	b, err = openBoard(a.Board)
-	return a, b, err
+	})
 }
 
 // pace publishes at the rate until the measurement stops; with bare, a futex of the board is woken half way between.

@@ -152,44 +152,47 @@ func (r *NNRPResult) runRate(ctx context.Context, o NNRP) error {
 	return nil
 }
 
-// flood keeps inFlight tensors under way and returns bytes a second.
+// flood keeps inFlight tensors of size bytes under way for a time d and returns bytes a second: send sends one, take waits for an answer.
+func flood(size int, d time.Duration, send, take func() error) (float64, error) {
+	start, sent, taken := time.Now(), 0, 0
+	for time.Since(start) < d {
+		if err := send(); err != nil {
+			return 0, err
+		}
+		if sent++; sent-taken == inFlight {
+			if err := take(); err != nil {
+				return 0, err
+			}
+			taken++
+		}
+	}
+	for ; taken < sent; taken++ {
+		if err := take(); err != nil {
+			return 0, err
+		}
+	}
+	return float64(taken) * float64(size) / time.Since(start).Seconds(), nil
+}
+
 func (l *nnrpLink) flood(ctx context.Context, size int, d time.Duration) (float64, error) {
 	tensor := texture(size)
-	start, n := time.Now(), 0
-	take := func() error {
+	return flood(size, d, func() error {
+		l.id++
+		m, _, err := l.tiler.Frame(l.id, tensor)
+		if err == nil {
+			_, err = l.c.Submit(ctx, m, session.SubmitOptions{FrameID: l.id, View: uint16(0)})
+		}
+		return err
+	}, func() error {
 		o, err := l.c.Next(ctx)
 		if err == nil && o.State != session.Delivered {
 			err = notDelivered(o)
 		}
 		if err == nil {
 			o.Release()
-			n++
 		}
 		return err
-	}
-	waiting := 0
-	for time.Since(start) < d {
-		l.id++
-		m, _, err := l.tiler.Frame(l.id, tensor)
-		if err == nil {
-			_, err = l.c.Submit(ctx, m, session.SubmitOptions{FrameID: l.id, View: uint16(0)})
-		}
-		if err != nil {
-			return 0, err
-		}
-		if waiting++; waiting == inFlight {
-			if err := take(); err != nil {
-				return 0, err
-			}
-			waiting--
-		}
-	}
-	for ; waiting > 0; waiting-- {
-		if err := take(); err != nil {
-			return 0, err
-		}
-	}
-	return float64(n) * float64(size) / time.Since(start).Seconds(), nil
+	})
 }
 
 // rawQUIC sends the same bytes on bare streams: one there, one with the answer back.
@@ -258,39 +261,22 @@ func answerRaw(ctx context.Context, conn session.Conn, s session.ReceiveStream) 
 
 func (r *rawQUIC) flood(ctx context.Context, size int, d time.Duration) (float64, error) {
 	tensor := texture(size)
-	start, n, waiting := time.Now(), 0, 0
-	take := func() error {
+	return flood(size, d, func() error {
+		w, err := r.client.OpenSend(ctx)
+		if err != nil {
+			return err
+		}
+		if _, err := w.Write(tensor); err != nil {
+			return err
+		}
+		return w.Close()
+	}, func() error {
 		s, err := r.client.AcceptReceive(ctx)
 		if err == nil {
 			_, err = io.ReadAll(s)
-			n++
 		}
 		return err
-	}
-	for time.Since(start) < d {
-		w, err := r.client.OpenSend(ctx)
-		if err != nil {
-			return 0, err
-		}
-		if _, err := w.Write(tensor); err != nil {
-			return 0, err
-		}
-		if err := w.Close(); err != nil {
-			return 0, err
-		}
-		if waiting++; waiting == inFlight {
-			if err := take(); err != nil {
-				return 0, err
-			}
-			waiting--
-		}
-	}
-	for ; waiting > 0; waiting-- {
-		if err := take(); err != nil {
-			return 0, err
-		}
-	}
-	return float64(n) * float64(size) / time.Since(start).Seconds(), nil
+	})
 }
 
 func (r *rawQUIC) close() {

@@ -3,7 +3,6 @@ package bench
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -64,12 +63,10 @@ type streamResult struct {
 	Nanos   int64
 }
 
+func (a streamArg) boardName() string { return a.Board }
+
 func init() {
-	helpers["stream-writer"] = func(arg []byte) (any, error) {
-		a, b, err := streamSetUp(arg)
-		if err != nil {
-			return nil, err
-		}
+	helper("stream-writer", func(a streamArg, b *board) (any, error) {
 		w, err := packetring.Create(a.Key, packetring.Config{Slots: streamSlots, DataSize: streamBytes})
 		if err != nil {
 			return nil, err
@@ -90,12 +87,8 @@ func init() {
 		}
 		r.Allocs, r.Nanos = mallocs()-before, int64(time.Since(start))
 		return r, w.Close()
-	}
-	helpers["stream-reader"] = func(arg []byte) (any, error) {
-		a, b, err := streamSetUp(arg)
-		if err != nil {
-			return nil, err
-		}
+	})
+	helper("stream-reader", func(a streamArg, b *board) (any, error) {
 		r, err := packetring.Open(a.Ring, packetring.ReaderOptions{})
 		if err != nil {
 			return nil, err
@@ -117,13 +110,9 @@ func init() {
 		}
 		s := r.Stats()
 		return streamResult{Bytes: s.Bytes, Packets: s.Read, Lost: s.Lost, Allocs: mallocs() - before, Nanos: int64(time.Since(start))}, nil
-	}
+	})
 	// memcpy-writer and memcpy-reader copy like the two above, from and to the same kind of memory.
-	helpers["memcpy-writer"] = func(arg []byte) (any, error) {
-		a, b, err := streamSetUp(arg)
-		if err != nil {
-			return nil, err
-		}
+	helper("memcpy-writer", func(a streamArg, b *board) (any, error) {
 		seg, err := shm.CreateLocked(a.Ring, streamBytes, shm.CreateOptions{})
 		if err != nil {
 			return nil, err
@@ -131,12 +120,8 @@ func init() {
 		defer seg.Close()
 		block := grey(streamSize)
 		return b.copyUntilStopped(func(i int) { copy(seg.Bytes()[i%streamSlots*streamSize:], block) }), nil
-	}
-	helpers["memcpy-reader"] = func(arg []byte) (any, error) {
-		a, b, err := streamSetUp(arg)
-		if err != nil {
-			return nil, err
-		}
+	})
+	helper("memcpy-reader", func(a streamArg, b *board) (any, error) {
 		seg, err := shm.Open(a.Ring, shm.OpenOptions{ReadOnly: true})
 		if err != nil {
 			return nil, err
@@ -144,7 +129,7 @@ func init() {
 		defer seg.Close()
 		block := grey(streamSize)
 		return b.copyUntilStopped(func(i int) { copy(block, seg.Bytes()[i%streamSlots*streamSize:]) }), nil
-	}
+	})
 }
 
 // grey is what is copied. Its pages are its own: those of a slice that nobody has written to are all the kernel's one page of zeros, which
@@ -152,14 +137,6 @@ func init() {
 func grey(size int) []byte { return bytes.Repeat([]byte{greyLevel}, size) }
 
 const greyLevel = 0x80
-
-func streamSetUp(arg []byte) (a streamArg, b *board, err error) {
-	if err = json.Unmarshal(arg, &a); err != nil {
-		return a, nil, err
-	}
-	b, err = openBoard(a.Board)
-	return a, b, err
-}
 
 func (b *board) copyUntilStopped(f func(i int)) (r streamResult) {
 	b.ready()
