@@ -58,8 +58,11 @@ type eventRecorder struct {
 	reach   bool          // it was told how far the ring reaches back
 	short   bool          // and that it is too small
 
-	remembered     uint64 // change of the plan that was written down; see remember
+	note           *eventNote // of the event that is recorded: it is this recorder's; nil = there is none, or it cannot be kept
+	noteless       bool       // it was told that none can be kept
+	remembered     uint64     // change of the plan that was written down; see remember
 	rememberedPath string
+	strays         map[string]bool // notes of recorders with another pattern that nobody held when they were looked at last
 
 	next func(context.Context, *interleaver) (item, error) // tests: reading that fails; nil = interleaver.next
 }
@@ -85,12 +88,13 @@ func (r *recorder) events(ctx context.Context) error {
 		r.o.Duration = 0 // not of an event
 	}
 	r.on.plan = trigger.NewPlan(trigger.PlanOptions{Pre: r.o.Pre, Post: o.Post, Longest: o.Longest})
-	r.takeOver(life)
 	server, err := trigger.Listen(trigger.ListenOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, GID: gid, Handle: r.on.plan.Handle, Logger: r.log})
 	if err != nil {
 		return err
 	}
 	defer server.Close()
+	defer r.release()
+	r.takeOver()             // when triggers come here too: what is asked of the recorder before is in its note, or was asked of both
 	if r.o.WaitForKey >= 0 { // else it may come when it likes
 		sub, err := Subscribe(life, SubscribeOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: recorderName, WaitForKey: r.o.WaitForKey, Logger: r.o.Logger})
 		if err != nil {
@@ -103,12 +107,18 @@ func (r *recorder) events(ctx context.Context) error {
 	}
 	r.log.Info("waiting for events", "pre", r.o.Pre, "post", o.Post, "longest", o.Longest)
 	r.lookBack()
+	r.takeStrays(life)
+	strays := time.NewTimer(strayGrace)
+	defer strays.Stop()
 	look := time.NewTicker(reachPace)
 	defer look.Stop()
 	for {
 		select {
 		case <-r.on.plan.Started():
 			for r.on.plan.Event() != nil && life.Err() == nil {
+				if !r.claim(life) {
+					continue
+				}
 				again, err := r.event(life)
 				if err != nil {
 					return err
@@ -120,13 +130,21 @@ func (r *recorder) events(ctx context.Context) error {
 					pause(life, eventRetry)
 				}
 			}
+		case <-strays.C:
+			if r.takeStrays(life); len(r.on.strays) > 0 {
+				strays.Reset(strayGrace)
+			}
 		case <-look.C:
 			r.lookBack()
+			r.takeOver()
 		case <-life.Done():
 		}
 		if life.Err() != nil {
 			server.Close() // from here on no trigger is taken; what one was taken for has its file
 			for r.on.plan.Event() != nil {
+				if !r.claim(life) {
+					continue
+				}
 				if _, err := r.event(life); err != nil {
 					return err
 				}

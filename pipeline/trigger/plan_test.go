@@ -88,7 +88,7 @@ func TestPlan(t *testing.T) {
 				var read Saved
 				require.NoError(t, json.Unmarshal(b, &read))
 				next := NewPlan(p.o)
-				going, err := next.Restore(read, now)
+				going, err := next.Adopt(read, now)
 				require.NoError(t, err)
 				require.True(t, going)
 				require.True(t, next.Event().Continued)
@@ -100,7 +100,7 @@ func TestPlan(t *testing.T) {
 }
 
 // An event that is over when its next recorder comes is not taken over; what triggers asked for beyond its bound is.
-func TestRestoreLate(t *testing.T) {
+func TestAdoptLate(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	for name, c := range map[string]struct {
 		longest time.Duration
@@ -121,7 +121,7 @@ func TestRestoreLate(t *testing.T) {
 			s := *p.Save()
 			for at, want := range map[time.Duration]bool{0: true, c.over - time.Second: true, c.over + 2*time.Second: c.over > 500*time.Hour} {
 				next := NewPlan(p.o)
-				going, err := next.Restore(s, now.Add(at))
+				going, err := next.Adopt(s, now.Add(at))
 				require.NoError(t, err)
 				require.Equal(t, want, going, at)
 				require.Equal(t, want, next.Event() != nil, at)

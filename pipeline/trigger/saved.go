@@ -38,7 +38,7 @@ func (s *Saved) check(now time.Time) error {
 	return errors.Join(Request{Reason: s.Event.Reason}.Check(), s.Last.Check())
 }
 
-// Save returns what a Restore needs; nil = there is no event. changes counts what has happened to the plan.
+// Save returns what Adopt needs; nil = there is no event.
 func (p *Plan) Save() *Saved {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,21 +55,46 @@ func (p *Plan) Changes() uint64 {
 	return p.changes
 }
 
-// Restore takes over an event that is under way, on an idle plan; false = it is over. What is not plausible is an error.
-func (p *Plan) Restore(s Saved, now time.Time) (bool, error) {
+// Adopt takes over an event that another recorder was recording; false = it is over, and the plan stays as it is. An event that the plan has already
+// becomes a part of it: the triggers came to both. What is not plausible is an error.
+func (p *Plan) Adopt(s Saved, now time.Time) (bool, error) {
 	if err := s.check(now); err != nil {
 		return false, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	own := Saved{Until: p.until, Open: p.open, Last: p.last, At: p.at}
+	mine := p.event
 	e := s.Event
 	e.End, e.Continued = nil, true
 	p.event, p.until, p.open, p.last, p.at = &e, s.Until, s.Open, s.Last, s.At
 	end, open := p.end()
 	if wanted := p.wanted(end); !open && !end.After(now) && !wanted.After(now) {
-		p.event, p.open = nil, time.Time{}
+		p.event, p.until, p.open, p.last, p.at = mine, own.Until, own.Open, own.Last, own.At
 		return false, nil
+	}
+	if mine != nil {
+		p.join(mine.ID == e.ID, own)
 	}
 	p.begun()
 	return true, nil
+}
+
+// join adds what triggers have asked this plan for to the event that it has adopted; same: it has adopted the event before, and a start that is no longer
+// open was stopped meanwhile.
+func (p *Plan) join(same bool, own Saved) {
+	p.until = later(p.until, own.Until)
+	if p.open = later(p.open, own.Open); same && own.Open.IsZero() {
+		p.open = time.Time{}
+	}
+	if own.At.After(p.at) {
+		p.last, p.at = own.Last, own.At
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }

@@ -1,0 +1,165 @@
+package pipeline
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cfpipe/cfpipe/internal/testenv"
+)
+
+// recordedIn are the files of a key in a folder.
+func recordedIn(t *testing.T, folder, key string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, key+"-*.mp4"))
+	require.NoError(t, err)
+	slices.Sort(files)
+	return files
+}
+
+// gone waits until nothing says of an event in a folder, nor leads there.
+func gone(t *testing.T, folders ...string) {
+	t.Helper()
+	testenv.Eventually(t, 15*time.Second, func() error {
+		for _, f := range folders {
+			links, _ := filepath.Glob(filepath.Join(f, "*.left"))
+			if names := append(left(t, f), links...); len(names) > 0 {
+				return errors.New("it stays noted: " + strings.Join(names, " "))
+			}
+		}
+		return nil
+	})
+}
+
+// While the recorder before it still runs, one that was started for its upgrade records nothing that the first one does, and goes on where it ends: when it
+// is stopped or killed in the event, and with what only the new one was asked for. Of three that may take an event over one does.
+func TestEventStandby(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			testenv.Watchdog(t, 2*time.Minute)
+			dir, key := place(t)
+			n := publishNumbered(t, dir, key, 0)
+			n.older(t, 3*time.Second)
+			folder := t.TempDir()
+			start := func() *eventProcess {
+				return startEventRecorder(t, dir, key, "--pre", "2s", "--post", "1s", "--segment", "3s", "--out", filepath.Join(folder, "%{key}-%s-%f.mp4"))
+			}
+			first := start()
+			second := start() // before the event, and one in it
+			answers := second.pull("--for", "10s", "--reason", "bell")
+			require.Len(t, answers, 2)
+			testenv.Eventually(t, 20*time.Second, func() error {
+				if len(recordedIn(t, folder, key)) < 2 {
+					return errors.New("no second file yet")
+				}
+				return nil
+			})
+			third := start()
+			n.until(t, len(n.published())+60)
+			all := []*eventProcess{first, second, third}
+			is := func(p *eventProcess) bool { return !strings.Contains(p.Stderr(), "another recorder records the event") }
+			owner := slices.IndexFunc(all, is)
+			require.Equal(t, 1, len(slices.DeleteFunc(slices.Clone(all), func(p *eventProcess) bool { return !is(p) })), "one records, the others wait")
+			require.Len(t, left(t, folder), 1)
+			old := recordedIn(t, folder, key)
+			if sig == syscall.SIGKILL {
+				all[owner].Kill()
+			} else {
+				require.NoError(t, all[owner].Stop(t, sig, 10*time.Second))
+			}
+			old = append(old, recordedIn(t, folder, key)[len(old):]...)
+			gone(t, folder, dir)
+			rest := slices.Delete(slices.Clone(all), owner, owner+1)
+			goes := 0
+			for _, p := range rest {
+				if strings.Contains(p.Stderr(), "the event goes on that was recorded before") {
+					goes++
+				}
+			}
+			require.Equal(t, 1, goes)
+			var numbers []int
+			files := recordedIn(t, folder, key)
+			for i, f := range files {
+				numbers = append(numbers, n.fileNumbers(t, f, sig == syscall.SIGKILL && i == len(old)-1)...)
+			}
+			slices.Sort(numbers)
+			once := slices.Compact(slices.Clone(numbers))
+			e := answers[0].Event
+			requireNumbers(t, once, n.keyAt(t, e.Start), n.lastAt(e.Trigger.Add(11*time.Second)))
+			require.Less(t, len(numbers)-len(once), 60, "the event is in the files once, but for where one recorder follows another")
+			require.InDelta(t, 13, float64(len(once))/25, 2.5)
+			for _, p := range rest {
+				require.NoError(t, p.Stop(t, syscall.SIGTERM, 10*time.Second))
+			}
+		})
+	}
+}
+
+// A recorder that is started again with another --out, in the same folder or in another one, finds the event that was left, goes on with it, and removes
+// what noted it; what is over is removed.
+func TestEventOtherPattern(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, out string
+		late      bool
+	}{{"folder", "b/%{key}-%s-%f.mp4", false}, {"name", "a/%{key}-x-%s-%f.mp4", false}, {"over", "b/%{key}-%s-%f.mp4", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			testenv.Watchdog(t, 2*time.Minute)
+			dir, key := place(t)
+			n := publishNumbered(t, dir, key, 0)
+			n.older(t, 2*time.Second)
+			top := t.TempDir()
+			a, b := filepath.Join(top, "a"), filepath.Join(top, "b")
+			require.NoError(t, errors.Join(os.Mkdir(a, 0o755), os.Mkdir(b, 0o755)))
+			start := func(out string) *eventProcess {
+				return startEventRecorder(t, dir, key, "--pre", "1s", "--post", "1s", "--segment", "3s", "--out", filepath.Join(top, out))
+			}
+			first := start("a/%{key}-%s-%f.mp4")
+			length := map[bool]string{false: "15s", true: "3s"}[c.late]
+			event := first.pull("--for", length)[0].Event
+			testenv.Eventually(t, 20*time.Second, func() error {
+				if len(recordedIn(t, a, key)) < 1 {
+					return errors.New("no file yet")
+				}
+				return nil
+			})
+			n.until(t, len(n.published())+20)
+			first.Kill()
+			old := recordedIn(t, a, key)
+			if c.late {
+				n.until(t, len(n.published())+120)
+			}
+			second := start(c.out)
+			if c.late {
+				second.says("an event ended while nothing recorded it")
+				gone(t, a, b, dir)
+				require.Empty(t, recordedIn(t, b, key))
+				return
+			}
+			second.says("the event goes on that was recorded before")
+			require.Len(t, append(left(t, a), left(t, b)...), 1, "one notes it")
+			files := second.events(1)[0]
+			gone(t, a, b, dir)
+			var numbers []int
+			for i, f := range old {
+				numbers = append(numbers, n.fileNumbers(t, f, i == len(old)-1)...)
+			}
+			for _, f := range files {
+				require.Equal(t, event.ID, f.Event.ID)
+				numbers = append(numbers, n.fileNumbers(t, f.Path, false)...)
+			}
+			slices.Sort(numbers)
+			requireNumbers(t, slices.Compact(numbers), n.keyAt(t, event.Start), n.lastAt(*files[len(files)-1].Event.End))
+		})
+	}
+}
