@@ -39,17 +39,23 @@ func probe(path string) (alive bool, err error) {
 // foreignAlive applies the pid rule to the first bytes of an unlocked SHM, which is at /dev/shm/name. The pid stands at the
 // same offset in every version, and in packet rings too.
 func foreignAlive(name string, head []byte) bool {
+	pid := publisherPID(head)
+	return pid != 0 && shm.ProcessMaps(pid, name)
+}
+
+// publisherPID is who the first bytes of an SHM say has made it; 0 = they are no header, or say no pid that can be one.
+func publisherPID(head []byte) int {
 	if len(head) < headerSize {
-		return false // not even a header: nobody can use it
+		return 0
 	}
 	switch binary.LittleEndian.Uint32(head) {
 	case MagicV4, MagicLegacy, MagicPackets:
 	default:
-		return false
+		return 0
 	}
 	pid := binary.LittleEndian.Uint64(head[0x18:])
-	if pid == 0 || pid > 1<<22 { // PID_MAX_LIMIT
-		return false
+	if pid > 1<<22 { // PID_MAX_LIMIT
+		return 0
 	}
-	return shm.ProcessMaps(int(pid), name)
+	return int(pid)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
 )
@@ -13,6 +15,15 @@ import (
 type Orphan struct {
 	Name  string // below /dev/shm
 	Bytes int64
+	Made  time.Time // when its file was written last: when its publisher began, or made it larger
+	PID   int       // of its publisher, in its own namespace; 0 = it does not say
+	UID   int       // whose it is
+}
+
+// Removable says whether this user may remove it.
+func (o Orphan) Removable() bool {
+	uid := os.Geteuid()
+	return uid == 0 || uid == o.UID
 }
 
 // Key is the key that the ring is of; in quotes where the file's name holds none.
@@ -41,24 +52,32 @@ func Orphans() ([]Orphan, error) {
 		if !strings.HasPrefix(e.Name(), shm.Prefix) || !e.Type().IsRegular() {
 			continue
 		}
-		if size, dead := orphaned(e.Name()); dead {
-			list = append(list, Orphan{Name: e.Name(), Bytes: size})
+		if o, dead := orphaned(e.Name()); dead {
+			list = append(list, o)
 		}
 	}
 	return list, nil
 }
 
-func orphaned(name string) (size int64, dead bool) {
+func orphaned(name string) (o Orphan, dead bool) {
 	seg, err := shm.Open(name, shm.OpenOptions{ReadOnly: true, MinSize: headerSize})
 	if err != nil {
-		return 0, false
+		return o, false
 	}
 	defer seg.Close()
 	var head [headerSize]byte
-	if shm.Guard(func() { copy(head[:], seg.Bytes()) }) != nil {
-		return 0, false
+	if shm.Guard(func() { copy(head[:], seg.Bytes()) }) != nil || shm.Locked(seg) || foreignAlive(name, head[:]) {
+		return o, false
 	}
-	return int64(len(seg.Bytes())), !shm.Locked(seg) && !foreignAlive(name, head[:])
+	st, err := seg.File().Stat()
+	if err != nil {
+		return o, false
+	}
+	o = Orphan{Name: name, Bytes: st.Size(), Made: st.ModTime(), PID: publisherPID(head[:])}
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		o.UID = int(sys.Uid)
+	}
+	return o, true
 }
 
 // RemoveOrphan removes a ring from /dev/shm when its publisher is dead, and returns its size. One that has come to life since is

@@ -6,15 +6,16 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/cfpipe/cfpipe/cudavmm"
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/av"
+	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
 // FindingStatus says how much a Finding matters.
@@ -33,6 +34,19 @@ type Finding struct {
 	Status FindingStatus `json:"status"`
 	Detail string        `json:"detail"`
 	Remedy string        `json:"remedy,omitempty"` // what to do; empty when there is nothing to do
+
+	Orphans []OrphanFinding `json:"orphans,omitempty"` // of the finding about them
+}
+
+// OrphanFinding is a ring that a killed publisher has left.
+type OrphanFinding struct {
+	File       string  `json:"file"`
+	Key        string  `json:"key"`
+	Bytes      int64   `json:"bytes"`
+	AgeSeconds float64 `json:"age_seconds"` // since its publisher began
+	PID        int     `json:"pid,omitempty"`
+	UID        int     `json:"uid"`
+	Removable  bool    `json:"removable"` // by this user, with CleanOrphans
 }
 
 // DoctorOptions say where Doctor looks; the zero value looks at this machine with the default runtime folder.
@@ -184,15 +198,19 @@ func orphansFinding() Finding {
 		return f
 	}
 	var bytes int64
-	var keys []string
+	removable := 0
 	for _, o := range list {
 		bytes += o.Bytes
-		if k := o.Key(); !slices.Contains(keys, k) {
-			keys = append(keys, k)
+		age := max(time.Since(o.Made).Seconds(), 0)
+		f.Orphans = append(f.Orphans, OrphanFinding{
+			File: shm.Dir + "/" + o.Name, Key: o.Key(), Bytes: o.Bytes, AgeSeconds: round(age), PID: o.PID, UID: o.UID, Removable: o.Removable(),
+		})
+		if o.Removable() {
+			removable++
 		}
 	}
 	f.Status = FindingWarn
-	f.Detail = fmt.Sprintf("%d left by killed publishers, %s, of the keys %s", len(list), mebibytes(bytes), strings.Join(keys, ", "))
+	f.Detail = fmt.Sprintf("%d left by killed publishers, %s; cfpipe doctor --clean removes %d of them", len(list), mebibytes(bytes), removable)
 	f.Remedy = "publish their keys again, or remove them: cfpipe doctor --clean, or --clean KEY… for some"
 	return f
 }

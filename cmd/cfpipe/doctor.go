@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -49,19 +50,20 @@ func newDoctorCommand(o *globalOptions) *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print the findings as a JSON array of {name, status, detail, remedy}")
+	c.Flags().BoolVar(&asJSON, "json", false, "print the findings as a JSON array of {name, status, detail, remedy}, in one line")
 	c.Flags().BoolVar(&clean, "clean", false, "first remove the rings that killed publishers have left in /dev/shm: those of the KEYs named, or all")
 	return c
 }
 
 func printFindings(w io.Writer, findings []pipeline.Finding, asJSON bool) error {
 	if asJSON {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(findings)
+		return json.NewEncoder(w).Encode(findings)
 	}
 	for _, f := range findings {
 		if _, err := fmt.Fprintf(w, "%-4s  %-15s %s\n", f.Status, f.Name, f.Detail); err != nil {
+			return err
+		}
+		if err := printOrphans(w, f.Orphans); err != nil {
 			return err
 		}
 		if f.Remedy != "" {
@@ -69,4 +71,21 @@ func printFindings(w io.Writer, findings []pipeline.Finding, asJSON bool) error 
 		}
 	}
 	return nil
+}
+
+// printOrphans prints a line for each ring that a killed publisher has left.
+func printOrphans(w io.Writer, list []pipeline.OrphanFinding) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, o := range list {
+		owner := fmt.Sprintf("uid %d", o.UID)
+		if o.PID != 0 {
+			owner = fmt.Sprintf("pid %d, %s", o.PID, owner)
+		}
+		clean := "--clean removes it"
+		if !o.Removable {
+			clean = fmt.Sprintf("--clean cannot remove it: run it as uid %d", o.UID)
+		}
+		fmt.Fprintf(t, "%22s%s\t%s\t%s old\t%s\t%s\n", "", printable(o.File), bytesText(o.Bytes), age(&o.AgeSeconds), owner, clean)
+	}
+	return t.Flush()
 }

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/pipeline"
 )
 
 // What killed publishers have left is named, and removed of the keys that are asked for alone.
@@ -36,6 +39,20 @@ func TestDoctorClean(t *testing.T) {
 	for _, key := range []string{one, one + "-audio", other} {
 		require.Contains(t, before, key, "what would be removed is named")
 	}
+	for _, name := range append(append([]string(nil), ones...), others...) {
+		require.Regexp(t, `\n +`+name+` +8\.2 kB +\d+ms old +uid \d+ +--clean removes it\n`, before, "each on a line of its own")
+	}
+	js, _ := s.command("doctor", "--json").Output() // the machine may lack something
+	var findings []pipeline.Finding
+	require.NoError(t, json.Unmarshal(js, &findings), "%s", js)
+	require.Equal(t, 1, strings.Count(string(js), "\n"))
+	var files []string
+	for _, f := range findings {
+		for _, o := range f.Orphans {
+			files = append(files, o.File)
+		}
+	}
+	require.Subset(t, files, append(append([]string(nil), ones...), others...))
 	require.Contains(t, doctor(exitNotFound, "--clean", one, s.key("none")), "no ring of a killed publisher")
 	for _, name := range ones {
 		require.FileExists(t, name, "nothing is removed where a key has nothing")
