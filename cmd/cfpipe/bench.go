@@ -32,16 +32,14 @@ func newBenchCommand(o *globalOptions) *cobra.Command {
 type benchResult struct{ json bool }
 
 func (b *benchResult) addFlags(f *pflag.FlagSet) {
-	f.BoolVar(&b.json, "json", false, "print the result as JSON")
+	f.BoolVar(&b.json, "json", false, "print the result as one line of JSON")
 }
 
 func (b *benchResult) print(out io.Writer, r interface{ Write(io.Writer) error }) error {
 	if !b.json {
 		return r.Write(out)
 	}
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
+	return json.NewEncoder(out).Encode(r)
 }
 
 // benchError makes what cannot be measured wrong usage.

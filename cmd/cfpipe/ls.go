@@ -141,7 +141,7 @@ type watchOptions struct {
 }
 
 func (w *watchOptions) addFlags(c *cobra.Command) {
-	c.Flags().BoolVar(&w.JSON, "json", false, "print JSON; with --watch one line each time")
+	c.Flags().BoolVar(&w.JSON, "json", false, "print JSON, one line; with --watch one each time")
 	c.Flags().BoolVarP(&w.Watch, "watch", "w", false, "print again and again until stopped")
 	c.Flags().DurationVar(&w.Interval, "interval", time.Second, "pause between two prints of --watch")
 }
@@ -160,11 +160,7 @@ func (w *watchOptions) run(ctx context.Context, out io.Writer, show func(out io.
 		case err != nil && value == nil && b.Len() == 0:
 			return err
 		case w.JSON:
-			e := json.NewEncoder(&b)
-			if !w.Watch {
-				e.SetIndent("", "  ")
-			}
-			if eerr := e.Encode(value); eerr != nil {
+			if eerr := json.NewEncoder(&b).Encode(value); eerr != nil {
 				return eerr
 			}
 		case screen:

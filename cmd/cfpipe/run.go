@@ -46,6 +46,9 @@ Secrets do not stand in the file: name files (password_file) or environment vari
     yard: {source: 'rtsp://10.0.0.22/stream1'}
   relay: {listen: ':8554'}`,
 		Args: func(cmd *cobra.Command, a []string) error {
+			if err := oneOf(cmd, "check", "schema", "stage", "json"); err != nil {
+				return err
+			}
 			if schema || stage {
 				return noArgs(cmd, a)
 			}
@@ -86,7 +89,6 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")
 	f.BoolVar(&stage, "stage", false, "run one stage for another cfpipe run")
 	_ = f.MarkHidden("stage")
-	c.MarkFlagsMutuallyExclusive("check", "schema", "stage")
 	return c
 }
 

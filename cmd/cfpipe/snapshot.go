@@ -74,15 +74,18 @@ step, a reader never sees half of it. When the camera is silent the picture is a
 			if maxAge == 0 && age > snapshotOld {
 				o.Logger.Warn("the newest picture is old: the camera is silent", "key", s.Key, "age", age.Round(time.Second))
 			}
+			about := cmd.OutOrStdout()
 			if out == "-" {
 				_, err = cmd.OutOrStdout().Write(b)
-				return err
+				about = cmd.ErrOrStderr()
+			} else {
+				err = writeWhole(out, b)
 			}
-			if err := writeWhole(out, b); err != nil {
+			if err != nil {
 				return err
 			}
 			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]any{
+				return json.NewEncoder(about).Encode(map[string]any{
 					"path": out, "bytes": len(b), "width": info.Width, "height": info.Height, "pts_ns": info.PTS, "age_seconds": age.Seconds(), "seq": info.Seq, "from": info.From,
 				})
 			}
@@ -95,7 +98,7 @@ step, a reader never sees half of it. When the camera is silent the picture is a
 	f.DurationVar(&s.WaitForKey, "wait", 0, "how long to wait for KEY, and for a picture; 0 = not for KEY, 5s for a picture")
 	f.DurationVar(&maxAge, "max-age", 0, "exit with status 4 when the newest picture is older; 0 = warn when it is older than 5s")
 	f.IntVar(&s.Device, "device", 0, "GPU on which frames in GPU memory are read, where the key has no packets to decode")
-	f.BoolVar(&asJSON, "json", false, "print a line of JSON about the picture")
+	f.BoolVar(&asJSON, "json", false, "print a line of JSON about the picture (to standard error with -o -)")
 	return c
 }
 

@@ -53,14 +53,14 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 				return err
 			}
 			options.Logger = o.Logger
+			var mu sync.Mutex
+			line := func(v any) {
+				mu.Lock()
+				defer mu.Unlock()
+				_ = json.NewEncoder(cmd.OutOrStdout()).Encode(v) // whoever read it has gone; the cameras go on
+			}
 			if asJSON {
-				var mu sync.Mutex
-				lines := json.NewEncoder(cmd.OutOrStdout())
-				options.Left = func(s testcam.Sent) {
-					mu.Lock()
-					defer mu.Unlock()
-					_ = lines.Encode(s) // whoever read it has gone; the cameras go on
-				}
+				options.Left = func(s testcam.Sent) { line(s) }
 			}
 			cameras, err := testcam.Start(options)
 			if err != nil {
@@ -68,7 +68,11 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 			}
 			defer cameras.Close()
 			for _, u := range cameras.URLs() {
-				fmt.Fprintln(cmd.OutOrStdout(), u)
+				if asJSON {
+					line(map[string]string{"url": u})
+				} else {
+					fmt.Fprintln(cmd.OutOrStdout(), u)
+				}
 			}
 			<-cmd.Context().Done()
 			return nil
@@ -82,7 +86,7 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 	f.StringVar(&file, "file", "", "loop this clip instead of the built-in one")
 	f.StringVar(&options.Username, "username", "", "ask readers for this user name")
 	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
-	f.BoolVar(&asJSON, "json", false, "print a JSON line for each reader that leaves: access units sent, times of the first and the last")
+	f.BoolVar(&asJSON, "json", false, "print a JSON line for each camera, its url, and for each reader that leaves: access units sent, times of the first and the last")
 	f.Float64Var(&options.Loss, "loss", 0, "part of the RTP packets over UDP that get lost, 0 to 1")
 	f.StringVar(&options.Multicast, "multicast", "", "serve multicast from this range too, for example 239.255.42.0/24")
 	return c

@@ -35,9 +35,10 @@ EXIT STATUS
   cfpipe trigger gate --start --reason 'lorry'; sleep 60; cfpipe trigger gate --stop`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
+			if err := oneOf(cmd, "start", "stop"); err != nil {
+				return err
+			}
 			switch {
-			case start && stop:
-				return usageError{errors.New("--start and --stop: want one of them")}
 			case start:
 				r.Action = trigger.Start
 			case stop:

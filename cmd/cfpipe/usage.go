@@ -60,6 +60,20 @@ func notNegative(c *cobra.Command, flags ...string) error {
 	return nil
 }
 
+// oneOf checks flags of which one may be set.
+func oneOf(c *cobra.Command, flags ...string) error {
+	var set []string
+	for _, name := range flags {
+		if c.Flags().Changed(name) {
+			set = append(set, "--"+name)
+		}
+	}
+	if len(set) < 2 {
+		return nil
+	}
+	return usageError{fmt.Errorf("%s: want one of them", strings.Join(set, " and "))}
+}
+
 // oneKey checks the arguments of commands that take one KEY.
 func oneKey(c *cobra.Command, a []string) error {
 	switch len(a) {
