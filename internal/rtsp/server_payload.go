@@ -58,76 +58,64 @@ func payloaderOf(t media.Track, f format.Format) (payloader, error) {
 type h264Payloader struct{ head [2]byte }
 
 func (p *h264Payloader) payloads(unit []byte, out rtpSink) error {
-	var held []byte // one behind: the last NAL unit carries the marker
-	for nal := range bitstream.NALs(unit) {
-		if held != nil {
-			p.nal(held, false, out)
+	return eachNAL(unit, 1, func(nal []byte, last bool) {
+		if len(nal) <= maxRTPPayload {
+			out.payload(nil, nal, last, 0)
+			return
 		}
-		held = nal
-	}
-	if held == nil {
-		return errNoNAL
-	}
-	p.nal(held, true, out)
-	return nil
-}
-
-func (p *h264Payloader) nal(nal []byte, last bool, out rtpSink) {
-	if len(nal) <= maxRTPPayload {
-		out.payload(nil, nal, last, 0)
-		return
-	}
-	const indicator = 28 // FU-A
-	p.head[0] = nal[0]&0x60 | indicator
-	p.head[1] = nal[0]&0x1F | 0x80 // start
-	const n = maxRTPPayload - 2
-	body := nal[1:]
-	for ; len(body) > n; body = body[n:] {
-		out.payload(p.head[:], body[:n], false, 0)
-		p.head[1] &^= 0x80
-	}
-	p.head[1] |= 0x40 // end
-	out.payload(p.head[:], body, last, 0)
+		const indicator = 28 // FU-A
+		p.head = [2]byte{nal[0]&0x60 | indicator, nal[0] & 0x1F}
+		fuPayloads(p.head[:], nal[1:], last, out)
+	})
 }
 
 // h265Payloader: RFC 7798, single NAL units and fragmentation units.
 type h265Payloader struct{ head [3]byte }
 
 func (p *h265Payloader) payloads(unit []byte, out rtpSink) error {
-	var held []byte
+	return eachNAL(unit, 2, func(nal []byte, last bool) {
+		if len(nal) <= maxRTPPayload {
+			out.payload(nil, nal, last, 0)
+			return
+		}
+		const fu = 49
+		p.head = [3]byte{nal[0]&0x81 | fu<<1, nal[1], nal[0] >> 1 & 0x3F}
+		fuPayloads(p.head[:], nal[2:], last, out)
+	})
+}
+
+// eachNAL calls f for the NAL units of an access unit; the last one carries the marker. One that is shorter than its header is none, and
+// no reader could take it.
+func eachNAL(unit []byte, header int, f func(nal []byte, last bool)) error {
+	var held []byte // one behind
 	for nal := range bitstream.NALs(unit) {
-		if len(nal) < 2 { // no room for the header: not a NAL unit, and no reader could take it
+		if len(nal) < header {
 			continue
 		}
 		if held != nil {
-			p.nal(held, false, out)
+			f(held, false)
 		}
 		held = nal
 	}
 	if held == nil {
 		return errNoNAL
 	}
-	p.nal(held, true, out)
+	f(held, true)
 	return nil
 }
 
-func (p *h265Payloader) nal(nal []byte, last bool, out rtpSink) {
-	if len(nal) <= maxRTPPayload {
-		out.payload(nil, nal, last, 0)
-		return
+// fuPayloads sends the body of a NAL unit in parts, behind heads that end with the FU header (RFC 6184, 5.8; RFC 7798, 4.4.3), in which the
+// type stands already.
+func fuPayloads(head, body []byte, marker bool, out rtpSink) {
+	const start, end = 0x80, 0x40
+	fu := &head[len(head)-1]
+	*fu |= start
+	for n := maxRTPPayload - len(head); len(body) > n; body = body[n:] {
+		out.payload(head, body[:n], false, 0)
+		*fu &^= start
 	}
-	const fu = 49
-	p.head[0] = nal[0]&0x81 | fu<<1
-	p.head[1] = nal[1]
-	p.head[2] = nal[0]>>1&0x3F | 0x80 // start
-	const n = maxRTPPayload - 3
-	body := nal[2:]
-	for ; len(body) > n; body = body[n:] {
-		out.payload(p.head[:], body[:n], false, 0)
-		p.head[2] &^= 0x80
-	}
-	p.head[2] |= 0x40 // end
-	out.payload(p.head[:], body, last, 0)
+	*fu |= end
+	out.payload(head, body, marker, 0)
 }
 
 // av1Payloader: the AV1 payload format, one OBU element a packet (W = 1), without size fields and temporal delimiters.
