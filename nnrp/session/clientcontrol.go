@@ -1,7 +1,6 @@
 package session
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,44 +11,16 @@ import (
 
 // readControl handles the control stream.
 func (c *Client) readControl() {
-	stop := context.AfterFunc(c.ctx, func() { _ = c.control.SetReadDeadline(time.Unix(1, 0)); c.control.CancelRead(0) })
-	defer stop()
-	buf := make([]byte, nnrp.HeaderLen)
 	limits := c.agreed.Limits // does not change after the handshake
-	for {
-		if cap(buf) > growStep { // a large object passed; do not keep its memory
-			buf = make([]byte, nnrp.HeaderLen)
+	err := readMessages(c.ctx, c.control, limits, c.control1, func(e *nnrp.Error, _ uint64) { c.complain(e) })
+	switch {
+	case errors.Is(err, io.EOF): // the server has said its last word
+		close(c.peerEnd)
+		if c.State() == Active {
+			c.cancel(fmt.Errorf("nnrp: the server ended the control stream: %w", io.EOF))
 		}
-		buf = buf[:nnrp.HeaderLen]
-		h, err := readHeader(c.control, buf, &limits, true)
-		if err == nil {
-			buf, err = readRest(c.control, buf, int(h.Size())-nnrp.HeaderLen, bodyTimeout)
-		}
-		if err == nil {
-			err = c.control1(&h, buf[nnrp.HeaderLen:], &limits)
-		}
-		if err == nil {
-			continue
-		}
-		if e := asError(err); e != nil {
-			if e.Code == nnrp.CodeLimitExceeded { // the body was not read: nothing behind it can be found
-				e.Fatal, e.Scope = true, nnrp.ScopeConnection
-			}
-			c.complain(e)
-			if e.Fatal {
-				return
-			}
-			continue
-		}
-		if errors.Is(err, io.EOF) { // the server has said its last word
-			close(c.peerEnd)
-			if c.State() == Active {
-				c.cancel(fmt.Errorf("nnrp: the server ended the control stream: %w", io.EOF))
-			}
-			return
-		}
+	case err != nil:
 		c.cancel(fmt.Errorf("nnrp: read control stream: %w", err))
-		return
 	}
 }
 
@@ -168,9 +139,4 @@ func (c *Client) readDatagrams() {
 	}
 }
 
-func (c *Client) datagram(t nnrp.MsgType, h nnrp.Header) {
-	b, err := (&nnrp.Bare{Msg: t}).Append(make([]byte, 0, nnrp.HeaderLen), c.header(h))
-	if err == nil {
-		_ = c.conn.SendDatagram(b)
-	}
-}
+func (c *Client) datagram(t nnrp.MsgType, h nnrp.Header) { datagram(c.conn, t, c.header(h)) }

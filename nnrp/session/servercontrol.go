@@ -1,7 +1,6 @@
 package session
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,41 +11,13 @@ import (
 
 // readControl handles the control stream.
 func (s *Session) readControl() {
-	stop := context.AfterFunc(s.ctx, func() { _ = s.control.SetReadDeadline(time.Unix(1, 0)); s.control.CancelRead(0) })
-	defer stop()
-	buf := make([]byte, nnrp.HeaderLen)
-	for s.ctx.Err() == nil {
-		if cap(buf) > growStep { // a large object passed; do not keep its memory
-			buf = make([]byte, nnrp.HeaderLen)
-		}
-		buf = buf[:nnrp.HeaderLen]
-		limits := s.agreed.Limits // does not change after the handshake
-		h, err := readHeader(s.control, buf, &limits, true)
-		if err == nil {
-			buf, err = readRest(s.control, buf, int(h.Size())-nnrp.HeaderLen, bodyTimeout)
-		}
-		if err == nil {
-			err = s.control1(&h, buf[nnrp.HeaderLen:], &limits)
-		}
-		if err == nil {
-			continue
-		}
-		if e := asError(err); e != nil {
-			if e.Code == nnrp.CodeLimitExceeded { // the body was not read: nothing behind it can be found
-				e.Fatal, e.Scope = true, nnrp.ScopeConnection
-			}
-			s.fail(e, h.TraceID)
-			if e.Fatal {
-				return
-			}
-			continue
-		}
-		if errors.Is(err, io.EOF) { // the client has ended its half: it wants nothing more
-			s.drain(false)
-			return
-		}
+	limits := s.agreed.Limits // does not change after the handshake
+	err := readMessages(s.ctx, s.control, limits, s.control1, s.fail)
+	switch {
+	case errors.Is(err, io.EOF): // the client has ended its half: it wants nothing more
+		s.drain(false)
+	case err != nil:
 		s.cancel(fmt.Errorf("nnrp: read control stream: %w", err))
-		return
 	}
 }
 
@@ -125,9 +96,4 @@ func (s *Session) readDatagrams() {
 	}
 }
 
-func (s *Session) datagram(t nnrp.MsgType, h nnrp.Header) {
-	b, err := (&nnrp.Bare{Msg: t}).Append(make([]byte, 0, nnrp.HeaderLen), s.header(h))
-	if err == nil {
-		_ = s.conn.SendDatagram(b)
-	}
-}
+func (s *Session) datagram(t nnrp.MsgType, h nnrp.Header) { datagram(s.conn, t, s.header(h)) }

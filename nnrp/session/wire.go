@@ -79,6 +79,51 @@ func readRest(r ReceiveStream, buf []byte, n int, timeout time.Duration) ([]byte
 	return buf, nil
 }
 
+// readMessages hands the messages of a control stream to handle, and their protocol errors to complain. It returns nil when ctx has ended or
+// after a fatal error, io.EOF when the peer has ended the stream, and what else has become of it. payload is valid during the call.
+func readMessages(ctx context.Context, r ReceiveStream, limits nnrp.Limits,
+	handle func(h *nnrp.Header, payload []byte, l *nnrp.Limits) error, complain func(e *nnrp.Error, trace uint64)) error {
+	stop := context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(time.Unix(1, 0)); r.CancelRead(0) })
+	defer stop()
+	buf := make([]byte, nnrp.HeaderLen)
+	for ctx.Err() == nil {
+		if cap(buf) > growStep { // a large object passed; do not keep its memory
+			buf = make([]byte, nnrp.HeaderLen)
+		}
+		buf = buf[:nnrp.HeaderLen]
+		h, err := readHeader(r, buf, &limits, true)
+		if err == nil {
+			buf, err = readRest(r, buf, int(h.Size())-nnrp.HeaderLen, bodyTimeout)
+		}
+		if err == nil {
+			err = handle(&h, buf[nnrp.HeaderLen:], &limits)
+		}
+		if err == nil {
+			continue
+		}
+		e := asError(err)
+		if e == nil {
+			return err
+		}
+		if e.Code == nnrp.CodeLimitExceeded { // the body was not read: nothing behind it can be found
+			e.Fatal, e.Scope = true, nnrp.ScopeConnection
+		}
+		complain(e, h.TraceID)
+		if e.Fatal {
+			return nil
+		}
+	}
+	return nil
+}
+
+// datagram sends a message without a body that may be lost.
+func datagram(conn Conn, t nnrp.MsgType, h nnrp.Header) {
+	b, err := (&nnrp.Bare{Msg: t}).Append(make([]byte, 0, nnrp.HeaderLen), h)
+	if err == nil {
+		_ = conn.SendDatagram(b)
+	}
+}
+
 // buffers holds message bodies between frames. sync.Pool gives memory back when frames stop coming.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
