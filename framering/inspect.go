@@ -1,7 +1,5 @@
 package framering
 
-import "fmt"
-
 // Header is a copy of the header of a frame SHM (§2.0).
 type Header struct {
 	Version          uint32
@@ -38,17 +36,7 @@ const (
 )
 
 func (s SubscriberState) String() string {
-	switch s {
-	case SubscriberFree:
-		return "free"
-	case SubscriberConnecting:
-		return "connecting"
-	case SubscriberActive:
-		return "active"
-	case SubscriberDraining:
-		return "draining"
-	}
-	return fmt.Sprintf("state(%d)", uint64(s))
+	return nameOf(s, "state(%d)", "free", "connecting", "active", "draining")
 }
 
 // SubscriberSlot is a copy of an entry of the subscriber table (§2.3).

@@ -149,15 +149,7 @@ const (
 	StrictWait Policy = 1
 )
 
-func (p Policy) String() string {
-	switch p {
-	case DropOldest:
-		return "drop-oldest"
-	case StrictWait:
-		return "strict-wait"
-	}
-	return fmt.Sprintf("policy(%d)", uint64(p))
-}
+func (p Policy) String() string { return nameOf(p, "policy(%d)", "drop-oldest", "strict-wait") }
 
 // Ownership says whose memory the frames of protocols 1 and 2 lie in; protocol 4 knows the first alone.
 type Ownership uint64
@@ -168,14 +160,14 @@ const (
 	OwnershipExternal Ownership = 1
 )
 
-func (o Ownership) String() string {
-	switch o {
-	case OwnershipLibrary:
-		return "library"
-	case OwnershipExternal:
-		return "external"
+func (o Ownership) String() string { return nameOf(o, "ownership(%d)", "library", "external") }
+
+// nameOf is the name of a number of the protocol, counted from 0; one that has none is shown in the given form.
+func nameOf[T ~uint32 | ~uint64](v T, form string, names ...string) string {
+	if uint64(v) < uint64(len(names)) {
+		return names[v]
 	}
-	return fmt.Sprintf("ownership(%d)", uint64(o))
+	return fmt.Sprintf(form, uint64(v))
 }
 
 // block is the frame SHM seen as structs. The memory is shared and hostile: every field is read once into a copy.

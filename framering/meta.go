@@ -23,12 +23,7 @@ const (
 
 var formatNames = [...]string{"NV12", "P010", "YUV420P", "RGB24", "BGR24", "RGBA32", "BGRA32", "GRAY8", "P016"}
 
-func (f Format) String() string {
-	if int(f) < len(formatNames) {
-		return formatNames[f]
-	}
-	return fmt.Sprintf("format(%d)", uint32(f))
-}
+func (f Format) String() string { return nameOf(f, "format(%d)", formatNames[:]...) }
 
 // FrameMeta says what the pixels of every frame of a ring are (§2.1).
 //

@@ -2,7 +2,6 @@ package framering
 
 import (
 	"encoding/binary"
-	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -18,17 +17,7 @@ const (
 	ReasonUpgrade Reason = 2
 )
 
-func (r Reason) String() string {
-	switch r {
-	case ReasonNormal:
-		return "normal"
-	case ReasonError:
-		return "error"
-	case ReasonUpgrade:
-		return "upgrade"
-	}
-	return fmt.Sprintf("reason %d", uint32(r))
-}
+func (r Reason) String() string { return nameOf(r, "reason %d", "normal", "error", "upgrade") }
 
 // shutdownNotice is SHUTDOWN (§3.8).
 //
