@@ -88,9 +88,9 @@ func Record(ctx context.Context, o RecordOptions) error {
 	if o.OnEvent != nil {
 		return r.events(ctx)
 	}
-	start := StartLive
+	start, asked := StartLive, time.Now().Add(-o.Pre)
 	if o.Pre > 0 {
-		start = StartAt(time.Now().Add(-o.Pre))
+		start = StartAt(asked)
 	}
 	in, err := newInterleaver(ctx, interleaverOptions{
 		SubscribeOptions: SubscribeOptions{
@@ -103,7 +103,7 @@ func Record(ctx context.Context, o RecordOptions) error {
 	}
 	defer in.Close()
 	r.begins(in)
-	err = r.run(ctx, in)
+	err = r.run(ctx, in, asked)
 	if cerr := r.finish(); cerr != nil {
 		err = errors.Join(err, fmt.Errorf("record %s: %w", o.Key, cerr))
 	}
@@ -163,7 +163,7 @@ type recorder struct {
 	on eventRecorder // of OnEvent
 }
 
-func (r *recorder) run(ctx context.Context, in *interleaver) error {
+func (r *recorder) run(ctx context.Context, in *interleaver, asked time.Time) error {
 	wait := ctx
 	if r.o.Duration > 0 {
 		var cancel context.CancelFunc
@@ -186,6 +186,9 @@ func (r *recorder) run(ctx context.Context, in *interleaver) error {
 			return err
 		}
 		r.notice(it)
+		if r.o.Pre > 0 && r.begin == 0 && it.Track == videoTrack {
+			r.beginsLate(it, asked)
+		}
 		if r.over(it) {
 			return nil
 		}

@@ -38,6 +38,8 @@ func (o EventOptions) Check(pre time.Duration) error {
 const (
 	// reachPace is how often a recorder that waits looks whether the ring reaches back far enough.
 	reachPace = 30 * time.Second
+	// firstReachPace is the same until the ring has shown it.
+	firstReachPace = 2 * time.Second
 	// silencePace is how often it is looked whether an event is over though no packet comes any more.
 	silencePace = 500 * time.Millisecond
 	// eventRetry is the pause after a camera could not be read.
@@ -88,7 +90,7 @@ func (r *recorder) events(ctx context.Context) error {
 		r.o.Duration = 0 // not of an event
 	}
 	r.on.plan = trigger.NewPlan(trigger.PlanOptions{Pre: r.o.Pre, Post: o.Post, Longest: o.Longest})
-	server, err := trigger.Listen(trigger.ListenOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, GID: gid, Handle: r.on.plan.Handle, Logger: r.log})
+	server, err := trigger.Listen(trigger.ListenOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, GID: gid, Handle: r.handle, Logger: r.log})
 	if err != nil {
 		return err
 	}
@@ -110,7 +112,7 @@ func (r *recorder) events(ctx context.Context) error {
 	r.takeStrays(life)
 	strays := time.NewTimer(strayGrace)
 	defer strays.Stop()
-	look := time.NewTicker(reachPace)
+	look := time.NewTimer(r.lookPace())
 	defer look.Stop()
 	for {
 		select {
@@ -137,6 +139,7 @@ func (r *recorder) events(ctx context.Context) error {
 		case <-look.C:
 			r.lookBack()
 			r.takeOver()
+			look.Reset(r.lookPace())
 		case <-life.Done():
 		}
 		if life.Err() != nil {
@@ -152,27 +155,6 @@ func (r *recorder) events(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// lookBack tells how far the ring reaches back, once that is known, and warns when Pre is longer.
-func (r *recorder) lookBack() {
-	v := viewRing(r.o.Key)
-	if v.reach == 0 {
-		return
-	}
-	pre, reach := slog.Duration("pre", r.o.Pre), slog.Duration("ring_reaches_back", v.reach.Round(100*time.Millisecond))
-	short := v.reach < r.o.Pre
-	switch {
-	case short && !r.on.short:
-		r.log.Warn("the ring does not reach back as far as --pre: events will begin late; "+v.remedy, pre, reach)
-	case !short && !r.on.reach:
-		what := "the ring reaches back far enough"
-		if v.age > 0 && v.age < r.o.Pre {
-			what = "the ring will reach back far enough once it has been filled"
-		}
-		r.log.Info(what, pre, reach)
-	}
-	r.on.reach, r.on.short = true, short
 }
 
 // event records the plan's event, or as much of it as can be read without another attempt: again says that it takes one, after a pause. The next
@@ -275,7 +257,7 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 		if first && it.Track == videoTrack {
 			first = false
 			if late := time.Unix(0, it.PTS).Sub(start); late > 0 && it.Generation == 0 {
-				text := view.late()
+				text := view.late("the event", r.o.Pre)
 				if !r.on.from.IsZero() {
 					text = "the ring does not reach back to where this event was left: there is a gap"
 				}

@@ -18,11 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cfpipe/cfpipe/framering"
-	"github.com/cfpipe/cfpipe/internal/shm"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/mux"
-	"github.com/cfpipe/cfpipe/packetring"
 	"github.com/cfpipe/cfpipe/pipeline/trigger"
 )
 
@@ -345,8 +342,10 @@ func TestRecordEventHere(t *testing.T) {
 			Done: func(f Recorded) { k.done(f); events <- *f.Event }})
 	}()
 	<-ready
-	_, err := trigger.Send(t.Context(), dir, key, trigger.Request{})
+	took, err := trigger.Send(t.Context(), dir, key, trigger.Request{})
 	require.NoError(t, err)
+	require.Contains(t, took[0].Note, "the event begins late")
+	require.Contains(t, took[0].Note, "--packet-bytes")
 	e := <-events
 	require.NotNil(t, e.End)
 	require.Contains(t, log.String(), "the ring does not reach back as far as --pre")
@@ -431,63 +430,4 @@ func TestBehindEnd(t *testing.T) {
 		_, behind := behindEnd(now.Add(c.dts).UnixNano(), now, now.Add(c.end), c.past)
 		require.Equal(t, c.behind, behind, name)
 	}
-}
-
-// How far back the ring of a dead publisher reaches says nothing of its successor's.
-func TestDeadRingHasNoReach(t *testing.T) {
-	dir, key := place(t)
-	n := publishNumbered(t, dir, key, 1000)
-	n.older(t, 4*time.Second)
-	testenv.Eventually(t, 10*time.Second, func() error {
-		if viewRing(key).reach == 0 {
-			return errors.New("no second keyframe yet")
-		}
-		return nil
-	})
-	b, err := os.ReadFile(filepath.Join(shm.Dir, framering.PacketShmName(key)))
-	require.NoError(t, err)
-	left := filepath.Join(shm.Dir, framering.PacketShmName(key+"-dead")) // nobody locks or maps it: what a kill leaves
-	require.NoError(t, os.WriteFile(left, b, 0o600))
-	t.Cleanup(func() { os.Remove(left) })
-	s, err := packetring.Inspect(framering.PacketShmName(key + "-dead"))
-	require.NoError(t, err)
-	require.NotEmpty(t, s.Packets)
-	require.Zero(t, viewRing(key+"-dead"))
-}
-
-func TestRingReach(t *testing.T) {
-	ring := func(slots, bytes, packets, size int, from int64) packetring.Snapshot {
-		s := packetring.Snapshot{Info: packetring.Info{Slots: slots, DataSize: bytes}}
-		for i := range packets {
-			m := packetring.Meta{Size: size, DTS: from + int64(i)*40e6, PTS: from + int64(i)*40e6}
-			if i%25 == 0 {
-				m.Flags = packetring.FlagKey
-			}
-			s.Packets = append(s.Packets, m)
-		}
-		return s
-	}
-	now := time.Unix(1_700_000_000, 0)
-	near := func(want time.Duration, s packetring.Snapshot, remedy string) {
-		t.Helper()
-		v := reachOf(s, now)
-		require.InDelta(t, want, v.reach, float64(time.Second))
-		require.Contains(t, v.remedy, remedy)
-	}
-	from := now.Add(-10 * time.Second).UnixNano()
-	near(9*time.Second, ring(1024, 2_500_000, 250, 10_000, from), "packet-bytes") // full
-	near(9*time.Second, ring(1024, 2_500_000, 100, 10_000, from), "packet-bytes") // not full yet
-	near(9*time.Second, ring(250, 100<<20, 250, 10_000, from), "packet-slots")
-	near(40*time.Second, ring(1024, 100<<20, 250, 10_000, from), "1024 access units at most")
-	young := reachOf(ring(1024, 100<<20, 150, 10_000, now.Add(-6*time.Second).UnixNano()), now)
-	require.Contains(t, young.late(), "the ring is 6s old")
-	full := ring(1024, 100<<20, 1024, 10_000, from)
-	full.Packets[0].Seq = 2
-	require.Contains(t, reachOf(full, now).late(), "1024 access units at most")
-	require.Contains(t, ringView{}.late(), "not published before")
-	require.Zero(t, reachOf(ring(1024, 1<<20, 0, 0, from), now).reach)
-	require.Zero(t, reachOf(ring(1024, 1<<20, 20, 100, from), now).reach, "no second keyframe")
-	require.Zero(t, reachOf(ring(1024, 1<<20, 100, 100, from), now).shift)
-	require.Equal(t, now.UnixNano()-99*40e6-5e9, int64(reachOf(ring(1024, 1<<20, 100, 100, 5e9), now).shift), "a clock that is not Unix time")
-	require.Zero(t, viewRing("no-such-key-"+framering.ShmName("x")).reach)
 }

@@ -88,5 +88,8 @@ func triggerLine(a trigger.Answer) string {
 			s += "  until it is stopped"
 		}
 	}
+	if a.Note != "" {
+		s += "  note: " + cell(a.Note)
+	}
 	return s
 }

@@ -89,5 +89,6 @@ type Answer struct {
 	Key   string `json:"key"`
 	PID   int    `json:"pid"` // of the recorder, in its own namespace
 	State State  `json:"state"`
-	Event *Event `json:"event"` // null when idle; its end is where it ends if nothing more comes, null = when it is stopped
+	Event *Event `json:"event"`          // null when idle; its end is where it ends if nothing more comes, null = when it is stopped
+	Note  string `json:"note,omitempty"` // of an event that has begun: what it will lack
 }
