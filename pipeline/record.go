@@ -62,6 +62,9 @@ const wallSlack = 3 * time.Second
 // begun has all of its pre-roll there.
 const recordRest = 10 * time.Second
 
+// StopTimeout is how long who stops a recorder, or another stage, waits for its end: a disk that hangs may hold it up for ever.
+const StopTimeout = 20 * time.Second
+
 // Record writes a key's packets, and its audio, into files until Duration is over (nil) or ctx is done (ctx's error); the open
 // file is finished in both cases. It stays when publishers come and go, and when the disk cannot take the files: it goes on
 // reading, and records again as soon as a file can be opened.

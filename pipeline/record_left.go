@@ -323,7 +323,7 @@ func (r *recorder) leftEnd(ctx context.Context, root *os.Root, left leftEvent) t
 	if err != nil || s.Key != r.o.Key || !s.Exact {
 		return start
 	}
-	if end := s.Start.Add(s.End); end.After(start) && end.Before(time.Now()) {
+	if end := s.Start.Add(s.End); end.After(start) && time.Until(end) < wallSlack {
 		return end
 	}
 	return start

@@ -111,7 +111,7 @@ second in flight in all three.` + "\n" + waitStatusHelp,
 				}
 				defer stop()
 			}
-			err = pipeline.Record(cmd.Context(), r)
+			err = outwaited(cmd.Context(), "record "+r.Key, func() error { return pipeline.Record(cmd.Context(), r) })
 			status.clear()
 			return stopped(cmd.Context(), err)
 		},
@@ -131,6 +131,23 @@ second in flight in all three.` + "\n" + waitStatusHelp,
 	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")
 	f.StringVar(&index, "index", "", "keep an index of the files here, for cfpipe recordings; several recorders may share it")
 	return c
+}
+
+// outwaited runs f, which ends when ctx does. One that a disk holds up is left behind: what the disk took is there, and plays.
+func outwaited(ctx context.Context, what string, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(pipeline.StopTimeout):
+		return fmt.Errorf("%s does not stop within %v: the disk does not answer, and what it has not taken is in no file", what, pipeline.StopTimeout)
+	}
 }
 
 // withIndex lets a recording tell an index of its files. The recorder never waits for it. stop writes what was told until then.
@@ -161,7 +178,11 @@ func withIndex(r *pipeline.RecordOptions, path string) (stop func(), err error) 
 	}
 	return func() {
 		cancel()
-		<-ended
+		select {
+		case <-ended:
+		case <-time.After(pipeline.StopTimeout):
+			r.Logger.Error("the index of recordings does not stop and is left behind")
+		}
 	}, nil
 }
 

@@ -34,7 +34,7 @@ const (
 	// silentAfter is when a camera that brings nothing is not well.
 	silentAfter = 10 * time.Second
 	// liveFor is how long after the last turn of the site's loop it counts as alive: a reload may wait for stages to stop.
-	liveFor = 3 * stopTimeout
+	liveFor = 3 * pipeline.StopTimeout
 )
 
 // api serves HTTP as the newest configuration says.

@@ -211,7 +211,7 @@ func (x *indexer) stop() {
 	end()
 	select {
 	case <-done:
-	case <-time.After(stopTimeout):
+	case <-time.After(pipeline.StopTimeout):
 		x.log.Error("the index of recordings does not stop and is left behind")
 	}
 }

@@ -121,7 +121,7 @@ func (s *Site) Run(ctx context.Context) error {
 		}()
 		select {
 		case <-ended:
-		case <-time.After(stopTimeout): // a file system hangs
+		case <-time.After(pipeline.StopTimeout): // a file system hangs
 		}
 		s.index.stop()
 	}()

@@ -31,8 +31,6 @@ const (
 	// with the short pause again.
 	minBackoff, maxBackoff = time.Second, time.Minute
 	steadyFor              = time.Minute
-	// stopTimeout is how long a stage may take to stop before it is left behind: a disk that hangs must not hold up the others.
-	stopTimeout = 20 * time.Second
 	// eventStart is how long the ingests wait for recorders on events that stop: the ring of an event that begins now is mapped by then.
 	eventStart = 5 * time.Second
 	// resumeMost is how far back a recorder that is started again looks for what its predecessor did not write, and inFlight
@@ -123,7 +121,7 @@ func (st *stage) start() {
 // stop ends the stage. It returns false when the stage has not ended in time.
 func (st *stage) stop() bool {
 	st.cancel()
-	t := time.NewTimer(stopTimeout)
+	t := time.NewTimer(pipeline.StopTimeout)
 	defer t.Stop()
 	select {
 	case <-st.ended:
