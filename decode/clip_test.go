@@ -72,6 +72,22 @@ func (c *collector) emit(p *Picture) error {
 	return nil
 }
 
+// decoded are the pictures of packets, those that come late included.
+func decoded(t testing.TB, o Options, packets []Packet) ([]got, Stats) {
+	t.Helper()
+	d, err := Open(o)
+	require.NoError(t, err)
+	defer d.Close()
+	out := collector{t: t}
+	for _, p := range packets {
+		require.NoError(t, d.Decode(p, out.emit))
+	}
+	require.NoError(t, d.Drain(out.emit))
+	stats := d.Stats()
+	require.NoError(t, d.Close())
+	return out.all, stats
+}
+
 // reference is what ffmpeg decodes, cut into pictures.
 func reference(t testing.TB, path, pixelFormat string, w, h int, arg ...string) [][]byte {
 	t.Helper()

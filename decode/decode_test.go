@@ -51,25 +51,18 @@ func TestPicturesEqualFFmpeg(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := clip(t, c.file, c.size, 13, c.encode...)
 			id, extradata, packets := accessUnits(t, path)
-			d, err := Open(Options{CodecID: id, Extradata: extradata, Mode: CPU})
-			require.NoError(t, err)
-			defer d.Close()
-			out := collector{t: t}
-			for _, p := range packets {
-				require.NoError(t, d.Decode(p, out.emit))
-			}
-			require.NoError(t, d.Drain(out.emit))
-			require.Len(t, out.all, 13)
-			for _, g := range out.all {
+			all, stats := decoded(t, Options{CodecID: id, Extradata: extradata, Mode: CPU}, packets)
+			require.Len(t, all, 13)
+			for _, g := range all {
 				require.Equal(t, LayoutOf(c.format, c.w, c.h), g.Layout)
 			}
-			require.Equal(t, Stats{Packets: 13, Pictures: 13}, d.Stats())
+			require.Equal(t, Stats{Packets: 13, Pictures: 13}, stats)
 			switch c.pixels {
 			case "": // a conversion, not a repacking: its filter is FFmpeg's own
 			case "yuvj420p", "gray":
-				requireEqualPictures(t, planarReference(t, path, c.pixels, c.w, c.h), out.all)
+				requireEqualPictures(t, planarReference(t, path, c.pixels, c.w, c.h), all)
 			default:
-				requireEqualPictures(t, reference(t, path, c.pixels, c.w, c.h), out.all)
+				requireEqualPictures(t, reference(t, path, c.pixels, c.w, c.h), all)
 			}
 		})
 	}
@@ -84,19 +77,12 @@ func TestParallelPicturesEqual(t *testing.T) {
 			testenv.Watchdog(t, time.Minute)
 			path := clip(t, "a.ts", "640x360", 20, encode...)
 			id, extradata, packets := accessUnits(t, path)
-			var all [2]collector
+			var all [2][]got
 			for i, threads := range []int{0, 3} {
-				all[i].t = t
-				d, err := Open(Options{CodecID: id, Extradata: extradata, Mode: CPU, Threads: threads})
-				require.NoError(t, err)
-				for _, p := range packets {
-					require.NoError(t, d.Decode(p, all[i].emit))
-				}
-				require.NoError(t, d.Drain(all[i].emit))
-				require.NoError(t, d.Close())
-				require.Len(t, all[i].all, 20)
+				all[i], _ = decoded(t, Options{CodecID: id, Extradata: extradata, Mode: CPU, Threads: threads}, packets)
+				require.Len(t, all[i], 20)
 			}
-			require.Equal(t, all[0].all, all[1].all)
+			require.Equal(t, all[0], all[1])
 		})
 	}
 }
@@ -139,17 +125,10 @@ func TestCropOnFourSides(t *testing.T) {
 			cut := t.TempDir() + "/cut.ts"
 			testenv.FFmpeg(t, "-i", whole, "-c", "copy", "-bsf:v", c.filter, cut)
 			id, extradata, packets := accessUnits(t, cut)
-			d, err := Open(Options{CodecID: id, Extradata: extradata, Mode: CPU})
-			require.NoError(t, err)
-			defer d.Close()
-			out := collector{t: t}
-			for _, p := range packets {
-				require.NoError(t, d.Decode(p, out.emit))
-			}
-			require.NoError(t, d.Drain(out.emit))
-			require.NotEmpty(t, out.all)
-			require.Equal(t, LayoutOf(NV12, 632, 338), out.all[0].Layout)
-			requireEqualPictures(t, reference(t, whole, "nv12", 632, 338, "-vf", "crop=632:338:6:10:exact=1"), out.all)
+			all, _ := decoded(t, Options{CodecID: id, Extradata: extradata, Mode: CPU}, packets)
+			require.NotEmpty(t, all)
+			require.Equal(t, LayoutOf(NV12, 632, 338), all[0].Layout)
+			requireEqualPictures(t, reference(t, whole, "nv12", 632, 338, "-vf", "crop=632:338:6:10:exact=1"), all)
 		})
 	}
 }
@@ -166,15 +145,8 @@ func TestSizeChangesMidStream(t *testing.T) {
 				p.DTS += 1e9
 				packets = append(packets, p)
 			}
-			d, err := Open(Options{CodecID: id, Extradata: extradata, Mode: CPU})
-			require.NoError(t, err)
-			defer d.Close()
-			out := collector{t: t}
-			for _, p := range packets {
-				require.NoError(t, d.Decode(p, out.emit))
-			}
-			require.NoError(t, d.Drain(out.emit))
-			requireEqualPictures(t, append(reference(t, first, "nv12", 640, 360), reference(t, second, "nv12", 1280, 720)...), out.all)
+			all, _ := decoded(t, Options{CodecID: id, Extradata: extradata, Mode: CPU}, packets)
+			requireEqualPictures(t, append(reference(t, first, "nv12", 640, 360), reference(t, second, "nv12", 1280, 720)...), all)
 		})
 	}
 }
@@ -200,16 +172,9 @@ func TestDamageResumesAtKeyframe(t *testing.T) {
 		"starts without a keyframe": {func(p []Packet) []Packet { return p[3:] }, []int{0, 8}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, err := Open(Options{CodecID: id, Extradata: extradata, Mode: CPU})
-			require.NoError(t, err)
-			defer d.Close()
-			out := collector{t: t}
-			for _, p := range c.spoil(append([]Packet(nil), packets...)) {
-				require.NoError(t, d.Decode(p, out.emit))
-			}
-			require.NoError(t, d.Drain(out.emit))
-			requireEqualPictures(t, append(want[:c.missing[0]:c.missing[0]], want[c.missing[1]:]...), out.all)
-			require.Equal(t, c.errors, d.Stats().Errors)
+			all, stats := decoded(t, Options{CodecID: id, Extradata: extradata, Mode: CPU}, c.spoil(append([]Packet(nil), packets...)))
+			requireEqualPictures(t, append(want[:c.missing[0]:c.missing[0]], want[c.missing[1]:]...), all)
+			require.Equal(t, c.errors, stats.Errors)
 		})
 	}
 }

@@ -3,71 +3,70 @@ package framering
 import (
 	"bufio"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cfpipe/cfpipe/internal/shm"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
-// roleVar makes this test binary a publisher or a subscriber, for tests that need processes to kill.
-const roleVar = "FRAMERING_TEST_ROLE"
-
+// What this test binary is where tests need processes to kill. The arguments are the runtime directory and the key.
 func TestMain(m *testing.M) {
-	switch role, dir, key := os.Getenv(roleVar), os.Getenv("DIR"), os.Getenv("KEY"); role {
-	case "publish": // prints "ready" or the error, and publishes until stdin ends
-		p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
-		if err == nil {
-			p.EnablePackets(PacketInfo{Path: PacketShmName(key), CodecID: 27})
-			err = p.Serve()
-		}
-		if errors.Is(err, ErrAlreadyExists) {
-			fmt.Println("exists")
-			os.Exit(0)
-		}
-		if err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		fmt.Println("ready")
-		_, _ = os.Stdin.Read(make([]byte, 1))
-		_ = p.Close(ReasonNormal)
-		os.Exit(0)
-	case "subscribe": // subscribes again and again with 8 connections at a time until it is killed
-		fmt.Println("ready")
-		for {
-			var subs []*Subscriber
-			for range 8 {
-				s, err := Dial(context.Background(), DialOptions{RuntimeDir: dir, Key: key, Flags: WantsPackets})
-				if err == nil {
-					subs = append(subs, s)
-				}
+	testenv.Roles{"publish": publishRole, "subscribe": subscribeRole}.Main(m)
+}
+
+// publishRole prints "ready", "exists" or the error, and publishes until stdin ends.
+func publishRole(args []string) error {
+	dir, key := args[0], args[1]
+	p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
+	if err == nil {
+		p.EnablePackets(PacketInfo{Path: PacketShmName(key), CodecID: 27})
+		err = p.Serve()
+	}
+	if errors.Is(err, ErrAlreadyExists) {
+		fmt.Println("exists")
+		return nil
+	}
+	if err != nil {
+		fmt.Println(err)
+		return err
+	}
+	fmt.Println("ready")
+	_, _ = os.Stdin.Read(make([]byte, 1))
+	_ = p.Close(ReasonNormal)
+	return nil
+}
+
+// subscribeRole subscribes again and again with 8 connections at a time until it is killed.
+func subscribeRole(args []string) error {
+	dir, key := args[0], args[1]
+	fmt.Println("ready")
+	for {
+		var subs []*Subscriber
+		for range 8 {
+			s, err := Dial(context.Background(), DialOptions{RuntimeDir: dir, Key: key, Flags: WantsPackets})
+			if err == nil {
+				subs = append(subs, s)
 			}
-			for _, s := range subs[:len(subs)/2] {
-				_ = s.Close()
-			}
-			for _, s := range subs[len(subs)/2:] {
-				s.peer.c.Close() // without UNSUBSCRIBE
-			}
+		}
+		for _, s := range subs[:len(subs)/2] {
+			_ = s.Close()
+		}
+		for _, s := range subs[len(subs)/2:] {
+			s.peer.c.Close() // without UNSUBSCRIBE
 		}
 	}
-	os.Exit(m.Run())
 }
 
 // child starts this binary in a role and returns it with its first line of output.
 func child(t testing.TB, role, dir, key string) (*testenv.Process, string) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), roleVar+"="+role, "DIR="+dir, "KEY="+key)
+	cmd := testenv.Child(role, dir, key)
 	out, stdout, err := os.Pipe() // not StdoutPipe: a child that ends at once is read all the same
 	require.NoError(t, err)
 	t.Cleanup(func() { out.Close() })
@@ -82,20 +81,9 @@ func child(t testing.TB, role, dir, key string) (*testenv.Process, string) {
 	return p, strings.TrimSpace(line)
 }
 
-// place returns a runtime directory with a short name and a key of this test alone; it cleans /dev/shm behind the test.
 func place(t testing.TB) (dir, key string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cf")
-	require.NoError(t, err)
-	key = "t-" + rand.Text()[:12]
-	t.Cleanup(func() {
-		os.RemoveAll(dir)
-		left, _ := filepath.Glob(shm.Dir + "/cuframes-" + key + "*")
-		for _, f := range left {
-			os.Remove(f)
-		}
-	})
-	return dir, key
+	return testenv.Place(t)
 }
 
 // publish starts a publisher and closes it after the test.

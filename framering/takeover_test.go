@@ -47,16 +47,22 @@ func TestKilledPublisher(t *testing.T) {
 		_, err = Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key, Flags: WantsPackets})
 		require.ErrorIs(t, err, ErrNotFound)
 
-		begin := time.Now()
-		p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
-		require.NoError(t, err)
-		require.NoError(t, p.Serve())
-		require.Less(t, time.Since(begin), 5*time.Second) // far above what it takes, for busy machines
-		p.EnablePackets(PacketInfo{Path: PacketShmName(key)})
-		subscribe(t, dir, key, WantsPackets)
-		require.NoError(t, p.Close(ReasonNormal))
-		requireNothingLeft(t, dir, key)
+		requireTakeOver(t, dir, key)
 	}
+}
+
+// requireTakeOver checks that the key is free: a new publisher has it at once, serves, and leaves nothing.
+func requireTakeOver(t *testing.T, dir, key string) {
+	t.Helper()
+	begin := time.Now()
+	p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
+	require.NoError(t, err)
+	require.NoError(t, p.Serve())
+	require.Less(t, time.Since(begin), 5*time.Second) // far above what it takes, for busy machines
+	p.EnablePackets(PacketInfo{Path: PacketShmName(key)})
+	subscribe(t, dir, key, WantsPackets)
+	require.NoError(t, p.Close(ReasonNormal))
+	requireNothingLeft(t, dir, key)
 }
 
 // TestStoppedPublisherIsAlive: one that hangs keeps its key.
@@ -153,13 +159,7 @@ func TestForeignShm(t *testing.T) {
 			require.NoError(t, l.Close())
 			i, _ := Inspect(dir, key)
 			require.False(t, i.Alive)
-			p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
-			require.NoError(t, err)
-			require.NoError(t, p.Serve())
-			p.EnablePackets(PacketInfo{Path: PacketShmName(key)})
-			subscribe(t, dir, key, WantsPackets)
-			require.NoError(t, p.Close(ReasonNormal))
-			requireNothingLeft(t, dir, key)
+			requireTakeOver(t, dir, key)
 		})
 	}
 }
@@ -296,8 +296,7 @@ func TestNamespaces(t *testing.T) {
 
 func inNamespace(t *testing.T, role, dir, key string) *testenv.Process {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), roleVar+"="+role, "DIR="+dir, "KEY="+key)
+	cmd := testenv.Child(role, dir, key)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	if os.Geteuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER

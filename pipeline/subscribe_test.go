@@ -2,38 +2,24 @@ package pipeline
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cfpipe/cfpipe/framering"
-	"github.com/cfpipe/cfpipe/internal/shm"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
-// place returns a runtime directory with a short name and a key of this test alone; it cleans /dev/shm behind the test.
 func place(t testing.TB) (dir, key string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cf")
-	require.NoError(t, err)
-	key = "p-" + rand.Text()[:12]
-	t.Cleanup(func() {
-		os.RemoveAll(dir)
-		left, _ := filepath.Glob(shm.Dir + "/cuframes-" + key + "*")
-		for _, f := range left {
-			os.Remove(f)
-		}
-	})
-	return dir, key
+	return testenv.Place(t)
 }
 
 func mustPublish(t testing.TB, dir, key string) *Publication {

@@ -2,13 +2,11 @@ package main
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,16 +33,7 @@ func TestChainAcrossNamespaces(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, path.Close()) }()
 	bin := testenv.Binary(t)
-	dir, err := os.MkdirTemp("", "cf") // socket paths are short
-	require.NoError(t, err)
-	key := "n-" + rand.Text()[:12]
-	t.Cleanup(func() {
-		_ = os.RemoveAll(dir)
-		left, _ := filepath.Glob("/dev/shm/cuframes-" + key + "*")
-		for _, f := range left {
-			_ = os.Remove(f)
-		}
-	})
+	dir, key := testenv.Place(t)
 	run := func(end int, a ...string) *testenv.Process {
 		var p *testenv.Process
 		require.NoError(t, path.On(t.Context(), end, func() error {

@@ -4,6 +4,7 @@ package testenv
 
 import (
 	"bytes"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"os/exec"
@@ -139,6 +140,25 @@ func Eventually(t testing.TB, d time.Duration, f func() error) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+}
+
+// Place returns a runtime directory with a short name, as the paths of sockets are short, and a key of this test alone; both are cleaned up
+// behind the test, the rings of keys that begin with it too.
+func Place(t testing.TB) (dir, key string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	key = "t-" + rand.Text()[:12]
+	t.Cleanup(func() {
+		_ = os.RemoveAll(dir)
+		left, _ := filepath.Glob("/dev/shm/cuframes-" + key + "*")
+		for _, f := range left {
+			_ = os.Remove(f)
+		}
+	})
+	return dir, key
 }
 
 // Root returns the folder of the module.

@@ -63,16 +63,21 @@ func (e *engine) take() []*Frame {
 
 // answer echoes the first section.
 func answer(f *Frame) *nnrp.ResultPush {
-	r := &nnrp.ResultPush{ActiveProfileID: 1, QueueMs: 1, InferenceMs: 2, TileIndex: nnrp.TileIndex{Count: 1}}
 	p := append([]byte(nil), f.Submit.Sections[0].Payload...)
-	r.Sections = []nnrp.Section{{RoleID: 5, DType: nnrp.Uint8, ElementCountPerTile: uint32(len(p)), LengthTable: nnrp.AppendLength(nil, len(p)), Payload: p}}
-	return r
+	return &nnrp.ResultPush{ActiveProfileID: 1, QueueMs: 1, InferenceMs: 2, TileIndex: nnrp.TileIndex{Count: 1}, Sections: []nnrp.Section{section(5, p)}}
+}
+
+// section is the bytes of one tile.
+func section(role uint16, p []byte) nnrp.Section {
+	return nnrp.Section{RoleID: role, DType: nnrp.Uint8, ElementCountPerTile: uint32(len(p)), LengthTable: nnrp.AppendLength(nil, len(p)), Payload: p}
 }
 
 func picture(payload string, class nnrp.FrameClass, budgetMs uint16) *nnrp.FrameSubmit {
-	return &nnrp.FrameSubmit{ProfileID: 1, FrameClass: class, LatencyBudgetMs: budgetMs, Tensor: nnrp.TensorSubmit{SrcWidth: 16, SrcHeight: 16, TileWidth: 16, TileHeight: 16},
-		TileIndex: nnrp.TileIndex{Count: 1},
-		Sections:  []nnrp.Section{{RoleID: 1, DType: nnrp.Uint8, ElementCountPerTile: uint32(len(payload)), LengthTable: nnrp.AppendLength(nil, len(payload)), Payload: []byte(payload)}}}
+	return &nnrp.FrameSubmit{
+		ProfileID: 1, FrameClass: class, LatencyBudgetMs: budgetMs,
+		Tensor:    nnrp.TensorSubmit{SrcWidth: 16, SrcHeight: 16, TileWidth: 16, TileHeight: 16},
+		TileIndex: nnrp.TileIndex{Count: 1}, Sections: []nnrp.Section{section(1, []byte(payload))},
+	}
 }
 
 type server struct {
@@ -91,9 +96,26 @@ func serve(t *testing.T, e *engine, p Policy) *server {
 }
 
 func open(t *testing.T, s *server) *Client {
-	c, err := Open(t.Context(), s.conn, ClientOptions{Hello: nnrp.ClientHello{MaxLaneCount: 2, MaxCacheEntries: 4, MaxCacheBytes: 1000, CacheDigestBitmap: 1, CacheObjectBitmap: 1, CacheNamespaceCount: 1}})
+	c, err := Open(t.Context(), s.conn, ClientOptions{Hello: nnrp.ClientHello{
+		MaxLaneCount: 2, MaxCacheEntries: 4, MaxCacheBytes: 1000, CacheDigestBitmap: 1, CacheObjectBitmap: 1, CacheNamespaceCount: 1,
+	}})
 	require.NoError(t, err)
 	return c
+}
+
+// end closes the session in order.
+func (s *server) end(t *testing.T, c *Client) {
+	t.Helper()
+	require.NoError(t, c.Close(t.Context()))
+	require.NoError(t, <-s.err)
+}
+
+// deliver answers a frame, whose result comes.
+func deliver(t *testing.T, c *Client, f *Frame) {
+	t.Helper()
+	require.True(t, f.Start())
+	f.Reply(answer(f))
+	require.Equal(t, Delivered, nextOf(t, c).State)
 }
 
 func nextOf(t *testing.T, c *Client) *Outcome {
@@ -137,8 +159,7 @@ func TestResults(t *testing.T) {
 		rtt, err := c.Ping(t.Context())
 		require.NoError(t, err)
 		require.Zero(t, rtt)
-		require.NoError(t, c.Close(t.Context()))
-		require.NoError(t, <-s.err)
+		s.end(t, c)
 		require.Equal(t, 1, s.e.ended)
 		require.NoError(t, c.Err())
 		_, err = c.Next(t.Context())
@@ -165,9 +186,7 @@ func TestExpiry(t *testing.T) {
 		synctest.Wait()
 		require.False(t, frames[0].Alive())
 		frames[0].Reply(answer(frames[0])) // too late: goes nowhere
-		require.True(t, frames[1].Start())
-		frames[1].Reply(answer(frames[1]))
-		require.Equal(t, Delivered, nextOf(t, c).State)
+		deliver(t, c, frames[1])
 		// Both places are free again.
 		_, err := c.TrySubmit(t.Context(), picture("a", nnrp.ClassKeyframe, 0), SubmitOptions{})
 		require.NoError(t, err)
@@ -181,8 +200,7 @@ func TestExpiry(t *testing.T) {
 		}
 		require.Equal(t, Dropped, nextOf(t, c).State)
 		require.Equal(t, Dropped, nextOf(t, c).State)
-		require.NoError(t, c.Close(t.Context()))
-		require.NoError(t, <-s.err)
+		s.end(t, c)
 	})
 }
 
@@ -212,11 +230,8 @@ func TestCancel(t *testing.T) {
 			}
 			synctest.Wait()
 			f := s.e.take()[0]
-			require.True(t, f.Start())
-			f.Reply(answer(f))
-			require.Equal(t, Delivered, nextOf(t, c).State)
-			require.NoError(t, c.Close(t.Context()))
-			require.NoError(t, <-s.err)
+			deliver(t, c, f)
+			s.end(t, c)
 		})
 	}
 }
@@ -246,8 +261,7 @@ func TestSupersede(t *testing.T) {
 		require.Equal(t, 2, alive)
 		require.Equal(t, Delivered, nextOf(t, c).State)
 		require.Equal(t, Delivered, nextOf(t, c).State)
-		require.NoError(t, c.Close(t.Context()))
-		require.NoError(t, <-s.err)
+		s.end(t, c)
 	})
 }
 
@@ -275,8 +289,7 @@ func TestServerBusyAndFrameErrors(t *testing.T) {
 		require.True(t, byTag["fine"].Start())
 		byTag["fine"].Reply(answer(byTag["fine"]))
 		require.Equal(t, Delivered, nextOf(t, c).State, "other frames go on")
-		require.NoError(t, c.Close(t.Context()))
-		require.NoError(t, <-s.err)
+		s.end(t, c)
 	})
 }
 
@@ -303,8 +316,7 @@ func TestPatchAndCacheOverTheWire(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, nnrp.CacheRejected, got.Status)
 		require.NoError(t, c.Invalidate(&nnrp.CacheInvalidate{Scope: nnrp.InvalidateSession}))
-		require.NoError(t, c.Close(t.Context()))
-		require.NoError(t, <-s.err)
+		s.end(t, c)
 	})
 }
 
@@ -339,13 +351,10 @@ func TestDraining(t *testing.T) {
 			s.stop()
 			synctest.Wait()
 			require.Equal(t, Draining, c.State())
-			require.True(t, f.Start())
-			f.Reply(answer(f))
-			require.Equal(t, Delivered, nextOf(t, c).State)
+			deliver(t, c, f)
 			<-c.Done()
 			require.ErrorIs(t, c.Err(), ErrClosed)
-			require.NoError(t, c.Close(t.Context()))
-			require.NoError(t, <-s.err)
+			s.end(t, c)
 		})
 	})
 	t.Run("a frame that never ends", func(t *testing.T) {
@@ -436,8 +445,7 @@ func TestSlowPath(t *testing.T) {
 		o = nextOf(t, c)
 		require.Equal(t, Expired, o.State)
 		require.Less(t, o.Took, 6*time.Second)
-		require.NoError(t, c.Close(t.Context()))
-		require.NoError(t, <-s.err)
+		s.end(t, c)
 	})
 }
 

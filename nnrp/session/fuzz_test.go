@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,24 +12,31 @@ import (
 	"github.com/cfpipe/cfpipe/nnrp"
 )
 
+// wire are the bytes of a message.
+func wire(t testing.TB, m nnrp.Message, h nnrp.Header) []byte {
+	t.Helper()
+	b, err := m.Append(nil, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
 // FuzzServe: whatever a peer writes on its streams, a server neither crashes nor hangs, ends the session with its connection, and calls
 // its handler in pairs.
 func FuzzServe(f *testing.F) {
-	wire := func(m nnrp.Message, h nnrp.Header) []byte {
-		b, err := m.Append(nil, h)
-		if err != nil {
-			f.Fatal(err)
-		}
-		return b
-	}
 	o := ClientOptions{}
 	h := o.hello()
-	hello := wire(&h, nnrp.Header{})
-	frame := wire(picture("payload", nnrp.ClassKeyframe, 0), nnrp.Header{SessionID: 1, FrameID: 1})
+	hello := wire(f, &h, nnrp.Header{})
+	frame := wire(f, picture("payload", nnrp.ClassKeyframe, 0), nnrp.Header{SessionID: 1, FrameID: 1})
 	object := []byte("object")
-	for _, m := range []nnrp.Message{&nnrp.SessionPatch{PatchMask: nnrp.PatchAll}, &nnrp.CachePut{ObjectKind: 1, CacheKey: nnrp.KeyOf(object), Object: object},
-		&nnrp.CacheInvalidate{}, &nnrp.Close{}, &nnrp.ErrorMessage{Code: nnrp.CodeInternalError, IsFatal: 1}, &nnrp.Bare{Msg: nnrp.MsgPing}, &nnrp.Bare{Msg: nnrp.MsgFrameCancel}} {
-		f.Add(append(append([]byte{}, hello...), wire(m, nnrp.Header{SessionID: 1, FrameID: 1})...), frame, wire(&nnrp.Bare{Msg: nnrp.MsgFrameCancel}, nnrp.Header{SessionID: 1, FrameID: 1}))
+	first := nnrp.Header{SessionID: 1, FrameID: 1}
+	cancel := &nnrp.Bare{Msg: nnrp.MsgFrameCancel}
+	for _, m := range []nnrp.Message{
+		&nnrp.SessionPatch{PatchMask: nnrp.PatchAll}, &nnrp.CachePut{ObjectKind: 1, CacheKey: nnrp.KeyOf(object), Object: object},
+		&nnrp.CacheInvalidate{}, &nnrp.Close{}, &nnrp.ErrorMessage{Code: nnrp.CodeInternalError, IsFatal: 1}, &nnrp.Bare{Msg: nnrp.MsgPing}, cancel,
+	} {
+		f.Add(slices.Concat(hello, wire(f, m, first)), frame, wire(f, cancel, first))
 	}
 	f.Add(hello[:50], frame[:50], []byte{})
 	f.Fuzz(func(t *testing.T, control, stream, datagram []byte) {
@@ -37,7 +45,8 @@ func FuzzServe(f *testing.F) {
 			e := &engine{instant: true}
 			done := make(chan error, 1)
 			go func() {
-				done <- Serve(context.Background(), server, e, ServerOptions{Policy: Policy{Cache: CachePolicy{Entries: 2, Bytes: 100, Objects: 1, Namespaces: 1}}})
+				policy := Policy{Cache: CachePolicy{Entries: 2, Bytes: 100, Objects: 1, Namespaces: 1}}
+				done <- Serve(context.Background(), server, e, ServerOptions{Policy: policy})
 			}()
 			go func() {
 				if c, err := client.OpenControl(context.Background()); err == nil {
@@ -80,27 +89,22 @@ func FuzzServe(f *testing.F) {
 
 // FuzzOpen: whatever a server writes, a client with a frame under way neither crashes nor hangs, and the frame has one end at most.
 func FuzzOpen(f *testing.F) {
-	wire := func(m nnrp.Message, h nnrp.Header) []byte {
-		b, err := m.Append(nil, h)
-		if err != nil {
-			f.Fatal(err)
-		}
-		return b
-	}
 	o := ClientOptions{}
 	h := o.hello()
 	ack, _, err := Negotiate(&h, &Policy{}, 1)
 	if err != nil {
 		f.Fatal(err)
 	}
-	hello := wire(ack, nnrp.Header{SessionID: 1})
-	result := wire(&nnrp.ResultPush{ActiveProfileID: 1, Sections: []nnrp.Section{{RoleID: 1}}}, nnrp.Header{SessionID: 1, FrameID: 1})
-	drop := wire(&nnrp.Bare{Msg: nnrp.MsgResultDrop}, nnrp.Header{SessionID: 1, FrameID: 1})
-	for _, m := range []nnrp.Message{&nnrp.ErrorMessage{Code: nnrp.CodeServerBusy, Scope: nnrp.ScopeFrame, FrameID: 1}, &nnrp.Close{}, &nnrp.SessionPatchAck{},
-		&nnrp.CacheAck{}, &nnrp.CachePut{ObjectKind: 1}, &nnrp.Bare{Msg: nnrp.MsgPing}, &nnrp.ErrorMessage{Code: nnrp.CodeInternalError, IsFatal: 1}} {
-		f.Add(append(append([]byte{}, hello...), wire(m, nnrp.Header{SessionID: 1})...), result, drop)
+	hello := wire(f, ack, nnrp.Header{SessionID: 1})
+	result := wire(f, &nnrp.ResultPush{ActiveProfileID: 1, Sections: []nnrp.Section{{RoleID: 1}}}, nnrp.Header{SessionID: 1, FrameID: 1})
+	drop := wire(f, &nnrp.Bare{Msg: nnrp.MsgResultDrop}, nnrp.Header{SessionID: 1, FrameID: 1})
+	for _, m := range []nnrp.Message{
+		&nnrp.ErrorMessage{Code: nnrp.CodeServerBusy, Scope: nnrp.ScopeFrame, FrameID: 1}, &nnrp.Close{}, &nnrp.SessionPatchAck{},
+		&nnrp.CacheAck{}, &nnrp.CachePut{ObjectKind: 1}, &nnrp.Bare{Msg: nnrp.MsgPing}, &nnrp.ErrorMessage{Code: nnrp.CodeInternalError, IsFatal: 1},
+	} {
+		f.Add(slices.Concat(hello, wire(f, m, nnrp.Header{SessionID: 1})), result, drop)
 	}
-	f.Add(wire(&nnrp.ErrorMessage{Code: nnrp.CodeAuthFailed, IsFatal: 1}, nnrp.Header{}), result[:60], []byte{})
+	f.Add(wire(f, &nnrp.ErrorMessage{Code: nnrp.CodeAuthFailed, IsFatal: 1}, nnrp.Header{}), result[:60], []byte{})
 	f.Fuzz(func(t *testing.T, control, stream, datagram []byte) {
 		synctest.Test(t, func(t *testing.T) {
 			client, server := memPair()

@@ -77,8 +77,7 @@ func TestTailProbe(t *testing.T) {
 				ping, pong = pings(t, server)
 				require.Equal(t, x.server, ping, "the server's probes")
 				require.Equal(t, x.serverPong, pong, "its answers")
-				require.NoError(t, c.Close(t.Context()))
-				require.NoError(t, <-s.err)
+				s.end(t, c)
 			})
 		})
 	}
