@@ -1,7 +1,6 @@
 package framering
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -67,15 +66,10 @@ func subscribeRole(args []string) error {
 func child(t testing.TB, role, dir, key string) (*testenv.Process, string) {
 	t.Helper()
 	cmd := testenv.Child(role, dir, key)
-	out, stdout, err := os.Pipe() // not StdoutPipe: a child that ends at once is read all the same
-	require.NoError(t, err)
-	t.Cleanup(func() { out.Close() })
-	cmd.Stdout = stdout
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
-	p := testenv.StartCmd(t, cmd)
-	stdout.Close()
-	line, err := bufio.NewReader(out).ReadString('\n')
+	p, out := testenv.StartPiped(t, cmd)
+	line, err := out.ReadString('\n')
 	require.NoError(t, err)
 	t.Cleanup(func() { in.Close() })
 	return p, strings.TrimSpace(line)

@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	_ "embed"
@@ -10,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -32,10 +30,21 @@ func gpuQueue(s *cudavmm.Stream, b framering.Buffer, n uint64) error {
 	return s.Memset2D(cudavmm.Plane{Pointer: b.Pointer() + 2048*1080, Pitch: 2048}, byte(n>>8), 2048, 540)
 }
 
-// gpuLegacyWriter publishes frames of protocol 1 or 2 from memory of the ring's own, or of the test's.
-func gpuLegacyWriter(t testing.TB, v *cudavmm.Device, dir, key string, protocol uint32, external bool, policy framering.Policy) (*framering.Publisher, *framering.FrameWriter, *cudavmm.Stream) {
+// gpuSend paints the next frame and publishes it with an event.
+func gpuSend(t testing.TB, w *framering.FrameWriter, s *cudavmm.Stream) {
 	t.Helper()
-	o := framering.FrameOptions{Meta: framering.NV12Meta(1920, 1080), Memory: v, Policy: policy, AckTimeout: 20 * time.Second}
+	slot, err := w.Acquire(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, gpuQueue(s, slot.Buffer, slot.Seq))
+	_, err = w.PublishOn(time.Now().UnixNano(), s.Handle())
+	require.NoError(t, err)
+}
+
+// gpuLegacyWriter publishes frames of protocol 1 or 2 from memory of the ring's own, or of the test's.
+func gpuLegacyWriter(t testing.TB, v *cudavmm.Device, dir, key string, protocol uint32, external bool, policy framering.Policy) (
+	*framering.Publisher, *framering.FrameWriter, *cudavmm.Stream) {
+	t.Helper()
+	o := gpuFrameOptions(v, policy)
 	if external {
 		for range framering.DefaultRingSize {
 			b, err := v.AllocLocal(int(o.Meta.FrameSize))
@@ -44,16 +53,7 @@ func gpuLegacyWriter(t testing.TB, v *cudavmm.Device, dir, key string, protocol 
 			o.External = append(o.External, b.Pointer())
 		}
 	}
-	p, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key, Protocol: protocol})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, p.Close(framering.ReasonNormal)) })
-	w, err := p.StartFrames(o)
-	require.NoError(t, err)
-	require.NoError(t, p.Serve())
-	s, err := v.NewStream()
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return p, w, s
+	return gpuServe(t, v, framering.PublisherOptions{RuntimeDir: dir, Key: key, Protocol: protocol}, o)
 }
 
 // Frames of protocols 1 and 2 to four processes, two of them slow: the publisher does not wait for the GPU, nothing torn is accepted,
@@ -73,11 +73,7 @@ func TestGPULegacy(t *testing.T) {
 					results = append(results, r)
 				}
 				for range gpuFrames {
-					slot, err := w.Acquire(t.Context())
-					require.NoError(t, err)
-					require.NoError(t, gpuQueue(s, slot.Buffer, slot.Seq))
-					_, err = w.PublishOn(time.Now().UnixNano(), s.Handle())
-					require.NoError(t, err)
+					gpuSend(t, w, s)
 					time.Sleep(2 * time.Millisecond)
 				}
 				require.NoError(t, s.Synchronize())
@@ -107,11 +103,7 @@ func TestGPULegacy(t *testing.T) {
 		results = append(results, r)
 	}
 	for range gpuFrames {
-		slot, err := w.Acquire(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, gpuQueue(s, slot.Buffer, slot.Seq))
-		_, err = w.PublishOn(time.Now().UnixNano(), s.Handle())
-		require.NoError(t, err)
+		gpuSend(t, w, s)
 	}
 	require.NoError(t, s.Synchronize())
 	require.NoError(t, p.Close(framering.ReasonNormal))
@@ -171,13 +163,7 @@ func TestGPULegacyPython(t *testing.T) {
 		const frames = 300
 		_, w, s := gpuLegacyWriter(t, v, dir, key, 1, external, framering.StrictWait)
 		cmd := exec.Command(python, "-c", legacyReader, dir, key, fmt.Sprint(frames))
-		out, in, err := os.Pipe()
-		require.NoError(t, err)
-		t.Cleanup(func() { out.Close() })
-		cmd.Stdout = in
-		p := testenv.StartCmd(t, cmd)
-		in.Close()
-		lines := bufio.NewReader(out)
+		p, lines := testenv.StartPiped(t, cmd)
 		line, err := lines.ReadString('\n')
 		if line == "no libcudart\n" {
 			t.Skip("there is no CUDA runtime library here")
@@ -185,11 +171,7 @@ func TestGPULegacyPython(t *testing.T) {
 		require.NoError(t, err, p.Stderr())
 		require.Equal(t, "ready\n", line)
 		for range frames {
-			slot, err := w.Acquire(t.Context())
-			require.NoError(t, err)
-			require.NoError(t, gpuQueue(s, slot.Buffer, slot.Seq))
-			_, err = w.PublishOn(time.Now().UnixNano(), s.Handle())
-			require.NoError(t, err)
+			gpuSend(t, w, s)
 		}
 		rest, err := io.ReadAll(lines)
 		require.NoError(t, err)
@@ -250,10 +232,12 @@ func TestGPUBridge(t *testing.T) {
 	v := gpu(t)
 	dir, key := place(t)
 	const n = 200
-	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Protocol: 2, Packets: packetring.Config{CodecID: 27, Slots: 512, Extradata: []byte("sets")}})
+	pub, err := Publish(PublishOptions{
+		RuntimeDir: dir, Key: key, Protocol: 2, Packets: packetring.Config{CodecID: 27, Slots: 512, Extradata: []byte("sets")},
+	})
 	require.NoError(t, err)
 	defer pub.Close(framering.ReasonNormal)
-	w, err := pub.Control().StartFrames(framering.FrameOptions{Meta: framering.NV12Meta(1920, 1080), Memory: v, Policy: framering.StrictWait, AckTimeout: 20 * time.Second})
+	w, err := pub.Control().StartFrames(gpuFrameOptions(v, framering.StrictWait))
 	require.NoError(t, err)
 	s, err := v.NewStream()
 	require.NoError(t, err)
@@ -279,7 +263,9 @@ func TestGPUBridge(t *testing.T) {
 	go func() { done <- checkBridged(ctx, packets, n) }()
 	go func() {
 		done <- func() error {
-			frames, err := SubscribeFrames(ctx, FrameSubscribeOptions{RuntimeDir: dir, Key: key + "-two", Mode: framering.StrictOrder, Newest: true, WaitForKey: 30 * time.Second})
+			frames, err := SubscribeFrames(ctx, FrameSubscribeOptions{
+				RuntimeDir: dir, Key: key + "-two", Mode: framering.StrictOrder, Newest: true, WaitForKey: 30 * time.Second,
+			})
 			if err != nil {
 				return err
 			}

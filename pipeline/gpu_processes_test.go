@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -236,13 +235,7 @@ func gpuChild(t testing.TB, role, dir, key string) (p *testenv.Process, result f
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), gpuRole+"="+role, "DIR="+dir, "KEY="+key)
-	out, in, err := os.Pipe() // not StdoutPipe: the report is read after the process has ended
-	require.NoError(t, err)
-	t.Cleanup(func() { out.Close() })
-	cmd.Stdout = in
-	p = testenv.StartCmd(t, cmd)
-	in.Close()
-	lines := bufio.NewReader(out)
+	p, lines := testenv.StartPiped(t, cmd)
 	line, err := lines.ReadString('\n')
 	require.NoError(t, err, p.Stderr())
 	require.Equal(t, "ready\n", line)
@@ -255,12 +248,24 @@ func gpuChild(t testing.TB, role, dir, key string) (p *testenv.Process, result f
 	}
 }
 
-func gpuWriter(t testing.TB, v *cudavmm.Device, dir, key string, policy framering.Policy) (*framering.Publisher, *framering.FrameWriter, *cudavmm.Stream) {
+func gpuWriter(t testing.TB, v *cudavmm.Device, dir, key string, policy framering.Policy) (
+	*framering.Publisher, *framering.FrameWriter, *cudavmm.Stream) {
 	t.Helper()
-	p, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key})
+	return gpuServe(t, v, framering.PublisherOptions{RuntimeDir: dir, Key: key}, gpuFrameOptions(v, policy))
+}
+
+func gpuFrameOptions(v *cudavmm.Device, policy framering.Policy) framering.FrameOptions {
+	return framering.FrameOptions{Meta: framering.NV12Meta(1920, 1080), Memory: v, Policy: policy, AckTimeout: 20 * time.Second}
+}
+
+// gpuServe runs a publisher of frames until the test ends, and makes a stream to write them on.
+func gpuServe(t testing.TB, v *cudavmm.Device, o framering.PublisherOptions, frames framering.FrameOptions) (
+	*framering.Publisher, *framering.FrameWriter, *cudavmm.Stream) {
+	t.Helper()
+	p, err := framering.NewPublisher(o)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(framering.ReasonNormal) })
-	w, err := p.StartFrames(framering.FrameOptions{Meta: framering.NV12Meta(1920, 1080), Memory: v, Policy: policy, AckTimeout: 20 * time.Second})
+	t.Cleanup(func() { require.NoError(t, p.Close(framering.ReasonNormal)) })
+	w, err := p.StartFrames(frames)
 	require.NoError(t, err)
 	require.NoError(t, p.Serve())
 	s, err := v.NewStream()

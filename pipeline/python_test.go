@@ -26,12 +26,7 @@ func pythonCheck(t *testing.T, dir string, arg ...string) (*testenv.Process, *bu
 	root := testenv.Root(t)
 	cmd := exec.Command(testenv.Python(t), append([]string{filepath.Join(root, "clients/python/tests/check.py")}, arg...)...)
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "clients/python/src"), "CUFRAMES_RUNTIME_DIR="+dir, "PYTHONDONTWRITEBYTECODE=1")
-	out, in, err := os.Pipe()
-	require.NoError(t, err)
-	t.Cleanup(func() { out.Close() })
-	cmd.Stdout = in
-	p := testenv.StartCmd(t, cmd)
-	in.Close()
+	p, out := testenv.StartPiped(t, cmd)
 	lines := bufio.NewScanner(out)
 	require.True(t, lines.Scan(), p.Stderr())
 	require.Equal(t, "ready", lines.Text())

@@ -3,6 +3,7 @@
 package testenv
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/rand"
 	"fmt"
@@ -274,6 +275,20 @@ func StartCmd(t testing.TB, cmd *exec.Cmd) *Process {
 		}
 	})
 	return p
+}
+
+// StartPiped is StartCmd for a program whose output is read while it runs, line by line; what it has written is there after its end, too.
+func StartPiped(t testing.TB, cmd *exec.Cmd) (*Process, *bufio.Reader) {
+	t.Helper()
+	out, in, err := os.Pipe() // not StdoutPipe, which ends with the process
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { out.Close() })
+	cmd.Stdout = in
+	p := StartCmd(t, cmd)
+	in.Close()
+	return p, bufio.NewReader(out)
 }
 
 // Stdout returns what the process has written to standard output so far.
