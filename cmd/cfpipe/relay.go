@@ -20,7 +20,7 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 		passwordFile string
 	)
 	c := &cobra.Command{
-		Use:   "relay [KEY...]",
+		Use:   "relay [KEY…]",
 		Short: "Serve keys by RTSP, or push one to another server",
 		Long: "Serves every key of this host, or those named, at rtsp://HOST:PORT/KEY, as publishers come and go.\n" +
 			"KEY-audio is the second track of KEY; KEY-audio and KEY-sub are paths of their own too.\n" +

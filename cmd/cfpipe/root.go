@@ -82,6 +82,8 @@ func newRootCommand() *cobra.Command {
 			},
 		},
 	)
+	addCompletions(root, o)
+	root.InitDefaultCompletionCmd() // now: checkCommand is to know it
 	return root
 }
 

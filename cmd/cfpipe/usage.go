@@ -132,7 +132,7 @@ func checkCommand(root *cobra.Command, line []string) error {
 	for i := 0; i < len(rest); i++ {
 		name, isFlag := strings.CutPrefix(rest[i], "-")
 		if !isFlag {
-			if c == root && (name == "help" || strings.HasPrefix(name, "__complete") || name == "completion") {
+			if c == root && (name == "help" || strings.HasPrefix(name, "__complete")) {
 				return nil
 			}
 			return unknownCommand(c, name)
