@@ -62,3 +62,60 @@ func TestRetentionClockSet(t *testing.T) {
 	s.pass()
 	require.Equal(t, []string{"a/2026-01-01/02.mp4"}, s.left())
 }
+
+// A host comes up with a clock that is a year ahead: nothing is removed by age, whether the clock is set right within a day or nobody knows; the other
+// bounds hold. When a day has passed the clock is believed.
+func TestRetentionClockAheadAtStart(t *testing.T) {
+	const day, year = 24 * time.Hour, 365 * 24 * time.Hour
+	names := []string{"a/2026-01-01/00.mp4", "a/2026-01-01/01.mp4", "a/2026-01-01/02.mp4"}
+	start := func(own Bounds) *shelf {
+		s := newShelf(t, hourly, own, Bounds{})
+		for i, name := range names {
+			s.put(name, year+day*time.Duration(3-i)) // three days, two days, one day by a clock that is right
+		}
+		s.put("a/2027-01-01/00.mp4", -time.Second) // what is recorded now says nothing of the clock
+		s.pass()
+		return s
+	}
+	s := start(Bounds{Age: 5 * day})
+	require.Len(t, s.left(), 4)
+	s.now = s.now.Add(23 * time.Hour)
+	s.pass()
+	require.Len(t, s.left(), 4, "three days and 23 hours")
+	s.now = s.now.Add(2 * time.Hour)
+	s.pass()
+	require.Len(t, s.left(), 1, "the clock is believed, and the host was away for a year")
+
+	s = start(Bounds{Age: 5 * day})
+	s.k.ages.back(year)
+	require.LessOrEqual(t, s.k.ages.idle.by, day, "it is known now how long the host was away")
+	require.Len(t, start(Bounds{Age: 5 * day, Size: 3000}).left(), 3)
+
+	// The newest recording is two hours too old, and a host was away for the night.
+	s = newShelf(t, hourly, Bounds{Age: 4 * time.Hour}, Bounds{})
+	s.put(names[0], 6*time.Hour)
+	s.pass()
+	require.Empty(t, s.left())
+}
+
+// A clock is set back by a year, or a host comes up with one that is a year behind: nothing is removed by age but what is too old by that clock too, and for
+// lack of space what was recorded before goes before what is recorded now.
+func TestRetentionClockBehind(t *testing.T) {
+	const day, year = 24 * time.Hour, 365 * 24 * time.Hour
+	for _, c := range []struct {
+		own  Bounds
+		left []string
+	}{
+		{Bounds{Age: 5 * day}, []string{"a/2026-06-01/00.mp4", "a/2026-06-01/01.mp4", "a/2025-06-01/01.mp4"}},
+		{Bounds{Size: 2000}, []string{"a/2025-06-01/00.mp4", "a/2025-06-01/01.mp4"}},
+		{Bounds{Size: 3000}, []string{"a/2026-06-01/01.mp4", "a/2025-06-01/00.mp4", "a/2025-06-01/01.mp4"}},
+	} {
+		s := newShelf(t, hourly, c.own, Bounds{})
+		s.put("a/2026-06-01/00.mp4", day-year)
+		s.put("a/2026-06-01/01.mp4", time.Hour-year)
+		s.put("a/2025-06-01/00.mp4", 6*day)
+		s.put("a/2025-06-01/01.mp4", time.Hour)
+		s.pass()
+		require.ElementsMatch(t, c.left, s.left(), c.own)
+	}
+}

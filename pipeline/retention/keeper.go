@@ -51,6 +51,7 @@ type Keeper struct {
 	// Tests have their own disk.
 	free   func(dir string) (int64, error)
 	remove func(p *recordings.Place, path string) error
+	begun  time.Time // when it was made: what was written before was written by a clock of then
 
 	mu      sync.Mutex
 	next    *bounded // not adopted yet
@@ -58,6 +59,7 @@ type Keeper struct {
 	ledgers []*ledger        // sorted by key; the slice is never written again
 	disks   map[uint64]*disk // by device
 	ages    ages
+	newest  time.Time // when a file of any set was written last before begun
 
 	// When it was last said that
 	toldFull   telling // nothing is left to remove
@@ -76,7 +78,7 @@ func New(o Options) *Keeper {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Keeper{log: o.Logger, onRemoved: o.Removed, free: freeSpace, remove: (*recordings.Place).Remove, disks: map[uint64]*disk{}}
+	return &Keeper{log: o.Logger, onRemoved: o.Removed, free: freeSpace, remove: (*recordings.Place).Remove, begun: time.Now(), disks: map[uint64]*disk{}}
 }
 
 // Configure replaces the sets, and the bounds of all of them together; they hold from the next look on. It does not block.

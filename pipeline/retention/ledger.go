@@ -28,12 +28,20 @@ const (
 
 // file is a finished file. at is when it was last written.
 type file struct {
-	path string
-	size int64
-	at   time.Time
+	path  string
+	size  int64
+	at    time.Time
+	ahead bool // that has not come yet: it was written before the clock was set back, or while it was wrong
 }
 
-func older(a, b file) int { return a.at.Compare(b.at) }
+// older sorts by age. What was written by another clock is older than what is written now: else the newest went first for lack of space, for as long as the
+// clock is behind.
+func older(a, b file) int {
+	if a.ahead != b.ahead {
+		return map[bool]int{true: -1, false: 1}[a.ahead]
+	}
+	return a.at.Compare(b.at)
+}
 
 // ledger is what is known about one set. The keeper's mutex guards what changes.
 type ledger struct {
@@ -50,8 +58,9 @@ type ledger struct {
 	failedAt time.Time // when a scan failed; zero = the last one did not
 	total    int64     // bytes of all finished files
 	count    int
-	oldest   []file // in order of time
-	complete bool   // oldest and aside hold all files
+	oldest   []file    // in order of time
+	complete bool      // oldest and aside hold all files
+	newest   time.Time // when a file was written last before the keeper began
 	scanning bool
 	late     []file          // finished while scanning
 	emptied  map[string]bool // folders, of the goroutine that works on the disk
@@ -72,6 +81,11 @@ func (k *Keeper) unread(l *ledger, now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return !l.pausing(now) && (l.scanned.IsZero() || now.Sub(l.scanned) > l.rescan || now.Before(l.scanned))
+}
+
+// first is where the oldest file stands; aged: of those whose age is known. -1 = there is none. It is for those who hold the keeper's mutex.
+func (l *ledger) first(aged bool) int {
+	return slices.IndexFunc(l.oldest, func(f file) bool { return !aged || !f.ahead })
 }
 
 // add counts a file that was finished just now.
@@ -101,7 +115,7 @@ func (k *Keeper) scan(ctx context.Context, l *ledger) {
 	l.scanning, l.late = true, nil
 	aside := maps.Clone(l.aside)
 	k.mu.Unlock()
-	found, err := read(ctx, l.place.Load(), aside)
+	found, err := read(ctx, l.place.Load(), aside, k.begun)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	l.scanning = false
@@ -116,6 +130,9 @@ func (k *Keeper) scan(ctx context.Context, l *ledger) {
 		}
 	} else {
 		l.failedAt, l.scanned = time.Time{}, now
+		if found.newest.After(l.newest) {
+			l.newest = found.newest
+		}
 		l.total, l.count, l.oldest, l.complete = found.total, found.count, found.oldest, found.complete
 	}
 	for _, f := range late {
@@ -131,11 +148,13 @@ type tally struct {
 	count    int
 	oldest   []file          // but those that are set aside
 	complete bool            // these are all there are
+	newest   time.Time       // when a file was written last before the keeper began; zero = none was
 	recent   map[string]bool // paths of those that were finished lately
 }
 
-// read counts the finished files of a place, and finds the oldest but those that are set aside. With an error nothing is known.
-func read(ctx context.Context, place *recordings.Place, aside map[string]file) (t tally, err error) {
+// read counts the finished files of a place, and finds the oldest but those that are set aside, and when one was written last before begun. With an error
+// nothing is known.
+func read(ctx context.Context, place *recordings.Place, aside map[string]file, begun time.Time) (t tally, err error) {
 	t.recent = map[string]bool{}
 	now, skipped := time.Now(), 0
 	err = place.Walk(ctx, func(x recordings.Found, err error) error {
@@ -143,6 +162,10 @@ func read(ctx context.Context, place *recordings.Place, aside map[string]file) (
 			return err
 		}
 		f := file{path: x.Path, size: x.Info.Size(), at: x.Info.ModTime()}
+		f.ahead = f.at.Sub(now) > aheadBy
+		if f.at.Before(begun) && f.at.After(t.newest) {
+			t.newest = f.at
+		}
 		if now.Sub(f.at) < maybeOpen {
 			if closed, err := x.Closed(); err != nil || !closed {
 				return err

@@ -40,6 +40,7 @@ func (k *Keeper) pass(ctx context.Context, now time.Time) {
 			k.do(l, func() { k.scan(ctx, l) })
 		}
 	}
+	k.doubtClock(ledgers)
 	p := &pass{Keeper: k, ctx: ctx, now: now}
 	for _, l := range ledgers {
 		own := []*ledger{l}
@@ -51,6 +52,26 @@ func (k *Keeper) pass(ctx context.Context, now time.Time) {
 		p.makeRoom(group, all.Free)
 	}
 	p.tell()
+}
+
+// doubtClock asks whether the clock may have been wrong since the keeper began: the newest recording of all is the last that is known of it.
+func (k *Keeper) doubtClock(ledgers []*ledger) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var newest time.Time
+	for _, l := range ledgers {
+		if l.newest.After(newest) {
+			newest = l.newest
+		}
+	}
+	if !newest.After(k.newest) {
+		return
+	}
+	k.newest = newest
+	if by := k.ages.doubts(newest, k.begun); by > 0 {
+		k.log.Warn("the newest recording is old: the clock may be wrong, and recordings are not aged by that time until a day has passed; set the clock if it is wrong",
+			"newest", newest, "clock", k.begun, "age", by.Round(time.Second))
+	}
 }
 
 // bound removes what is too old, and what is too much.
@@ -92,12 +113,12 @@ func (p *pass) total(ledgers []*ledger) (sum int64) {
 }
 
 func (p *pass) expired(ledgers []*ledger, age time.Duration) bool {
-	f, from := p.oldest(ledgers)
+	f, from := p.oldest(ledgers, true)
 	return from != nil && p.ages.of(f.at, p.now) > age
 }
 
-// oldest finds the oldest file of all; nil = there is none.
-func (p *pass) oldest(ledgers []*ledger) (oldest file, from *ledger) {
+// oldest finds the oldest file of all; aged: of those whose age is known. nil = there is none.
+func (p *pass) oldest(ledgers []*ledger, aged bool) (oldest file, from *ledger) {
 	for _, l := range ledgers {
 		p.mu.Lock()
 		empty := len(l.oldest) == 0 && !l.complete && len(l.aside) < maxAside && !l.pausing(time.Now())
@@ -109,8 +130,8 @@ func (p *pass) oldest(ledgers []*ledger) (oldest file, from *ledger) {
 			continue
 		}
 		p.mu.Lock()
-		if len(l.oldest) > 0 && (from == nil || l.oldest[0].at.Before(oldest.at)) {
-			oldest, from = l.oldest[0], l
+		if i := l.first(aged); i >= 0 && (from == nil || older(l.oldest[i], oldest) < 0) {
+			oldest, from = l.oldest[i], l
 		}
 		p.mu.Unlock()
 	}
@@ -119,12 +140,17 @@ func (p *pass) oldest(ledgers []*ledger) (oldest file, from *ledger) {
 
 // drop removes the oldest file, or sets it aside: then the next one is the oldest. It returns false when there is none.
 func (p *pass) drop(why string, ledgers []*ledger) bool {
-	f, l := p.oldest(ledgers)
+	f, l := p.oldest(ledgers, why == "age")
 	if l == nil || p.ctx.Err() != nil {
 		return false
 	}
 	p.mu.Lock()
-	l.oldest = l.oldest[1:]
+	switch i := slices.IndexFunc(l.oldest, func(o file) bool { return o.path == f.path }); {
+	case i == 0:
+		l.oldest = l.oldest[1:]
+	case i > 0:
+		l.oldest = slices.Delete(l.oldest, i, i+1)
+	}
 	p.mu.Unlock()
 	if !p.do(l, func() { p.try(l, f, why) }) {
 		p.mu.Lock()
