@@ -50,8 +50,10 @@ func TestBell(t *testing.T) {
 	defer other.Close()
 	require.ErrorIs(t, lastError(func() error { return w.Wait(t.Context(), steps, time.Millisecond) }), ErrTimeout)
 	require.Zero(t, testing.AllocsPerRun(100, b.Ring))
-	time.AfterFunc(5*time.Millisecond, w.Close)
+	closed := make(chan struct{})
+	time.AfterFunc(5*time.Millisecond, func() { w.Close(); close(closed) })
 	require.ErrorIs(t, lastError(func() error { return w.Wait(t.Context(), steps, 0) }), ErrClosed)
+	<-closed
 	w.Close()
 	require.Len(t, *b.waiters.Load(), 1, "the other one stays")
 }
