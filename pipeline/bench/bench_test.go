@@ -148,9 +148,7 @@ func requireGPUFrames(t *testing.T, r *FramesResult, text string) {
 // The part for a GPU, with a stand-in for the driver whose memory is files.
 func TestRunFramesGPU(t *testing.T) {
 	testenv.Watchdog(t, 2*time.Minute)
-	lib := t.TempDir()
-	out, err := exec.Command(testenv.NeedTool(t, "cc"), "-shared", "-fPIC", "-O2", "-o", lib+"/libcuda.so.1", "../../cudavmm/testdata/libcuda.c").CombinedOutput()
-	require.NoError(t, err, string(out))
+	lib := testenv.StandInCUDA(t)
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestRunFrames$", "-test.v")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+lib)
 	p := testenv.StartCmd(t, cmd)
