@@ -221,7 +221,7 @@ func TestPlanesOfHostileMeta(t *testing.T) {
 		_, err := m.Planes()
 		require.ErrorIs(t, err, ErrFormat, name)
 	}
-	for _, f := range []Format{NV12, P010, RGB24, BGR24, RGBA32, BGRA32, GRAY8, P016} {
+	for _, f := range []Format{NV12, P010, YUV420P, RGB24, BGR24, RGBA32, BGRA32, GRAY8, P016} {
 		for _, size := range [][2]int{{1, 1}, {321, 179}, {4096, 2160}} {
 			m, err := MetaOf(f, size[0], size[1])
 			require.NoError(t, err)

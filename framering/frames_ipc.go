@@ -128,10 +128,10 @@ func (r *FrameReader) openIPC(m Importer, handles [][64]byte, event [64]byte, pr
 // WaitOn makes a CUDA stream wait until the frame's pixels are there; the reads queued behind it then see them. It must come before any
 // read of frames of protocols 1 and 2. In protocol 4 the pixels are there when the frame is, and it does nothing.
 func (f Frame) WaitOn(stream uintptr) error {
-	if f.reader.event == nil {
+	if f.event == nil {
 		return nil
 	}
-	if err := f.reader.event.WaitOn(stream); err != nil {
+	if err := f.event.WaitOn(stream); err != nil {
 		return fmt.Errorf("frame %d: %w", f.Seq, err)
 	}
 	return nil

@@ -3,21 +3,30 @@ package framering
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
-// Frame is a lease on a frame's slot: its memory stays mapped until Release, but the publisher may overwrite it (DropOldest).
+// Frame is a lease on a frame's slot, a FrameReader's or (Publisher.Newest) one of the publisher's own process: its memory stays mapped
+// until Release, but the publisher may overwrite it (DropOldest).
 type Frame struct {
 	Seq    uint64
 	PTS    int64  // Unix ns
 	Lost   uint64 // StrictOrder: frames lost in front of this one
-	Buffer Buffer // the slot's memory; layout as the reader's Meta
+	Buffer Buffer // the slot's memory; layout as Meta
 
-	reader *FrameReader
-	slot   int
+	holds  *atomic.Uint64 // seq of what the slot holds
+	meta   *FrameMeta
+	event  IPCEvent     // protocols 1 and 2
+	reader *FrameReader // nil: the lease is Newest's
+	slot   int          // a reader's
+	ring   *ring        // Newest's
 }
+
+// Meta is the layout of the frame.
+func (f Frame) Meta() FrameMeta { return *f.meta }
 
 // Check tells whether the frame is still whole: ErrFrameOverrun says that the publisher has begun to overwrite it. Ask after the last
 // read of its pixels (on a GPU: after the stream is synchronised), before trusting what was made from them.
@@ -25,7 +34,7 @@ func (f Frame) Check() error {
 	var whole bool
 	err := shm.Guard(func() {
 		shm.LoadBarrier() // after the pixels
-		whole = f.reader.block.slots[f.slot].seq.Load() == f.Seq
+		whole = f.holds.Load() == f.Seq
 	})
 	if err == nil && !whole {
 		err = ErrFrameOverrun
@@ -38,6 +47,10 @@ func (f Frame) Check() error {
 func (f Frame) Release() error {
 	r := f.reader
 	err := f.Check()
+	if r == nil {
+		f.ring.leave()
+		return err
+	}
 	if err == nil {
 		err = shm.Guard(func() {
 			// The bit first: StrictWait takes last_seen_seq for an ACK too, would overwrite the slot, and the bit would then stand for a
@@ -62,7 +75,7 @@ func (f Frame) Release() error {
 
 // CopyTo copies the frame out of host memory, FrameSize bytes, and says whether the copy is whole (ErrFrameOverrun). The lease stays.
 func (f Frame) CopyTo(dst []byte) error {
-	n := int(f.reader.meta.FrameSize)
+	n := int(f.meta.FrameSize)
 	src := f.Buffer.Bytes()
 	if src == nil {
 		return fmt.Errorf("copy frame %d: it lies in GPU memory: %w", f.Seq, ErrInvalidArg)

@@ -58,12 +58,19 @@ type FrameWriter struct {
 	open   bool // a slot is acquired; the writing goroutine's
 	closed bool // under mu
 
-	expect    int                 // StrictWait: subscribers of the generation before that are about to come back
-	seq       uint64              // of the last frame, never read back from shared memory
-	published [MaxRingSize]uint64 // seq that each slot holds, 0 = none
+	expect    int    // StrictWait: subscribers of the generation before that are about to come back
+	seq       uint64 // of the last frame, never read back from shared memory
+	published [MaxRingSize]publishedFrame
 	frames    atomic.Uint64
 	waited    atomic.Int64
 	dropped   atomic.Uint64
+}
+
+// publishedFrame is what a slot holds, as the writer knows it: the header in shared memory could be changed by anybody, and goes with its
+// generation.
+type publishedFrame struct {
+	seq atomic.Uint64 // 0 = none
+	pts atomic.Int64
 }
 
 // FrameWriterStats counts what a FrameWriter has done.
@@ -112,8 +119,8 @@ func (w *FrameWriter) acquire(ctx context.Context) (FrameSlot, error) {
 	}
 	seq := w.seq + 1
 	i := int(seq % uint64(len(w.ring.slots())))
-	if w.policy == StrictWait && w.published[i] != 0 {
-		if err := w.awaitACKs(ctx, i, w.published[i]); err != nil {
+	if old := w.published[i].seq.Load(); w.policy == StrictWait && old != 0 {
+		if err := w.awaitACKs(ctx, i, old); err != nil {
 			return FrameSlot{}, err
 		}
 	}
@@ -122,6 +129,7 @@ func (w *FrameWriter) acquire(ctx context.Context) (FrameSlot, error) {
 			return FrameSlot{}, err
 		}
 	}
+	w.published[i].seq.Store(0) // pairs with the second look of Newest's leases
 	// A member of the group can truncate the file: that must not kill the publisher.
 	err := shm.Guard(func() {
 		w.ring.slots()[i].seq.Store(invalidSeq) // pairs with the second look of readers
@@ -130,7 +138,6 @@ func (w *FrameWriter) acquire(ctx context.Context) (FrameSlot, error) {
 	if err != nil {
 		return FrameSlot{}, err
 	}
-	w.published[i] = 0
 	return FrameSlot{Seq: seq, Index: i, Buffer: w.ring.memory.buffers[i]}, nil
 }
 
@@ -175,7 +182,8 @@ func (w *FrameWriter) publish(pts int64, stream uintptr) (uint64, error) {
 	if w.p.dialect.eventFD {
 		w.p.bells.ring(WantsFrames)
 	}
-	w.published[i] = w.seq
+	w.published[i].pts.Store(pts)
+	w.published[i].seq.Store(w.seq) // after the pixels; pairs with the first look of Newest
 	w.p.frameSeq.Store(w.seq)
 	w.frames.Add(1)
 	return w.seq, nil

@@ -258,7 +258,7 @@ func (r *FrameReader) try() (f Frame, seen uint64, err error) {
 			if s.seq.Load() != want {
 				continue
 			}
-			f = Frame{Seq: want, PTS: pts, reader: r, slot: int(want % uint64(len(r.slots)))}
+			f = Frame{Seq: want, PTS: pts, holds: &s.seq, meta: &r.meta, event: r.event, reader: r, slot: int(want % uint64(len(r.slots)))}
 			f.Buffer = r.slots[f.slot]
 			passed := want - r.last - 1
 			if r.mode == StrictOrder {

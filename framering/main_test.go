@@ -16,16 +16,27 @@ import (
 
 // What this test binary is where tests need processes to kill. The arguments are the runtime directory and the key.
 func TestMain(m *testing.M) {
-	testenv.Roles{"publish": publishRole, "subscribe": subscribeRole}.Main(m)
+	testenv.Roles{"publish": publishRole, "publish-snapshots": publishSnapshotsRole, "subscribe": subscribeRole}.Main(m)
 }
 
 // publishRole prints "ready", "exists" or the error, and publishes until stdin ends.
 func publishRole(args []string) error {
-	dir, key := args[0], args[1]
+	return play(args[0], args[1], func(*Publisher) error { return nil })
+}
+
+// publishSnapshotsRole has a snapshot socket too.
+func publishSnapshotsRole(args []string) error {
+	return play(args[0], args[1], func(p *Publisher) error {
+		_, err := p.ListenSnapshot()
+		return err
+	})
+}
+
+func play(dir, key string, begin func(*Publisher) error) error {
 	p, err := NewPublisher(PublisherOptions{RuntimeDir: dir, Key: key})
 	if err == nil {
 		p.EnablePackets(PacketInfo{Path: PacketShmName(key), CodecID: 27})
-		err = p.Serve()
+		err = errors.Join(p.Serve(), begin(p))
 	}
 	if errors.Is(err, ErrAlreadyExists) {
 		fmt.Println("exists")

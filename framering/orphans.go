@@ -80,10 +80,15 @@ func orphaned(name string) (o Orphan, dead bool) {
 	return o, true
 }
 
-// RemoveOrphan removes a ring from /dev/shm when its publisher is dead, and returns its size. One that has come to life since is
-// left alone: 0 and no error.
-func RemoveOrphan(name string) (bytes int64, err error) {
-	bytes, err = shm.RemoveDead(name, func(head []byte) bool { return foreignAlive(name, head) })
+// RemoveOrphan removes a ring from /dev/shm when its publisher is dead, and the sockets that it has left in runtimeDir, and returns the
+// ring's size. One that has come to life since is left alone: 0 and no error.
+func RemoveOrphan(runtimeDir, name string) (bytes int64, err error) {
+	bytes, err = shm.RemoveDead(name, func(head []byte) bool { return foreignAlive(name, head) }, func() {
+		if key := strings.TrimPrefix(name, shm.Prefix); CheckKey(key) == nil {
+			removeDeadSocket(SocketPath(runtimeDir, key))
+			removeDeadSocket(SnapshotPath(runtimeDir, key))
+		}
+	})
 	if errors.Is(err, shm.ErrExists) {
 		return 0, nil
 	}

@@ -13,6 +13,7 @@ import (
 
 func TestOrphansAreThoseOfDeadPublishersAlone(t *testing.T) {
 	testenv.CheckLeaks(t)
+	dir := t.TempDir()
 	dead := shm.Prefix + "orphans-dead"
 	alive := shm.Prefix + "orphans-alive"
 	require.NoError(t, os.WriteFile(filepath.Join(shm.Dir, dead), make([]byte, 8192), 0o600)) // no lock, no live pid: what a kill leaves
@@ -30,12 +31,12 @@ func TestOrphansAreThoseOfDeadPublishersAlone(t *testing.T) {
 	require.Contains(t, names, dead)
 	require.NotContains(t, names, alive)
 
-	n, err := RemoveOrphan(alive)
+	n, err := RemoveOrphan(dir, alive)
 	require.NoError(t, err)
 	require.Zero(t, n)
 	require.FileExists(t, filepath.Join(shm.Dir, alive))
 
-	n, err = RemoveOrphan(dead)
+	n, err = RemoveOrphan(dir, dead)
 	require.NoError(t, err)
 	require.EqualValues(t, 8192, n)
 	require.NoFileExists(t, filepath.Join(shm.Dir, dead))
@@ -44,6 +45,6 @@ func TestOrphansAreThoseOfDeadPublishersAlone(t *testing.T) {
 	require.Equal(t, "cam1", Orphan{Name: PacketShmName("cam1")}.Key())
 	require.Equal(t, `"\x1b[2J"`, Orphan{Name: shm.Prefix + "\x1b[2J"}.Key(), "a file that anybody may have made")
 
-	_, err = RemoveOrphan("../etc/passwd")
+	_, err = RemoveOrphan(dir, "../etc/passwd")
 	require.Error(t, err)
 }

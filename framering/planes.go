@@ -11,7 +11,7 @@ type Plane struct {
 }
 
 // MetaOf returns the layout that this project gives frames: pitches are the bytes of a line rounded up to 256, the chroma plane
-// begins at pitch_y × height.
+// begins at pitch_y × height, a second one behind it.
 func MetaOf(f Format, width, height int) (FrameMeta, error) {
 	if width <= 0 || height <= 0 || width > maxSide || height > maxSide {
 		return FrameMeta{}, fmt.Errorf("frame meta: %d×%d pixels: %w", width, height, ErrFormat)
@@ -21,6 +21,9 @@ func MetaOf(f Format, width, height int) (FrameMeta, error) {
 	m.Format = f
 	switch f {
 	case NV12:
+	case YUV420P:
+		m.PitchUV = ((w+1)/2 + 255) &^ 255
+		m.FrameSize = uint64(m.PitchY)*uint64(h) + 2*uint64(m.PitchUV)*uint64((h+1)/2)
 	case P010, P016:
 		m.PitchY = (4*((w+1)/2) + 255) &^ 255
 		m.PitchUV, m.BitsPerPixel = m.PitchY, 24

@@ -50,16 +50,17 @@ type Publisher struct {
 	bells    bells         // protocols 1 and 2
 	frameSeq atomic.Uint64 // of the newest frame; what shared memory says could be anybody's
 
-	mu       sync.Mutex
-	ring     *ring // the current generation
-	packets  PacketInfo
-	listener *net.UnixListener
-	sessions map[*session]struct{}
-	closing  bool
-	stop     chan struct{} // closed with closing
-	wg       sync.WaitGroup
-	close    sync.Once
-	closeErr error
+	mu        sync.Mutex
+	ring      *ring // the current generation
+	packets   PacketInfo
+	listener  *net.UnixListener
+	snapshots *SnapshotListener // nil = none
+	sessions  map[*session]struct{}
+	closing   bool
+	stop      chan struct{} // closed with closing
+	wg        sync.WaitGroup
+	close     sync.Once
+	closeErr  error
 }
 
 // NewPublisher claims a key: it makes the frame SHM and takes its lock. Nobody can subscribe before Serve. The error Is
@@ -110,6 +111,7 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	}
 	p.ring = &ring{seg: seg, block: initBlock(seg.Bytes(), params), freed: make(chan struct{})}
 	p.table = newTable(p.ring.block)
+	removeDeadSocket(SnapshotPath(filepath.Dir(p.path), o.Key)) // this publisher may make none in its place
 	return p, nil
 }
 
@@ -205,7 +207,7 @@ func (p *Publisher) Close(reason Reason) error {
 		p.closing = true
 		close(p.stop)
 		ring := p.ring
-		l := p.listener
+		l, snapshots := p.listener, p.snapshots
 		sessions := make([]*session, 0, len(p.sessions))
 		for s := range p.sessions {
 			sessions = append(sessions, s)
@@ -219,6 +221,9 @@ func (p *Publisher) Close(reason Reason) error {
 			ring.block.hdr.shutdownFlag.Store(1) // read by readers that wake, and by List
 			shm.FutexWake(low32(&ring.block.hdr.globalSeq))
 		})
+		if snapshots != nil {
+			err = errors.Join(err, snapshots.Close())
+		}
 		if l != nil {
 			err = errors.Join(err, l.Close())
 			// The lock is held: nobody else's socket stands there.

@@ -215,9 +215,9 @@ func orphansFinding() Finding {
 	return f
 }
 
-// CleanOrphans removes the rings of killed publishers, those of keys and of their sound alone where some are named, and returns what it
-// has removed. A key that has none is an error that Is os.ErrNotExist; nothing is removed then.
-func CleanOrphans(keys ...string) (removed []framering.Orphan, err error) {
+// CleanOrphans removes the rings of killed publishers and their sockets in runtimeDir ("" = framering.RuntimeDir's), those of keys and of
+// their sound alone where some are named, and returns the rings. A key that has none is an error that Is os.ErrNotExist; nothing is removed then.
+func CleanOrphans(runtimeDir string, keys ...string) (removed []framering.Orphan, err error) {
 	list, err := framering.Orphans()
 	if err != nil {
 		return nil, err
@@ -239,7 +239,7 @@ func CleanOrphans(keys ...string) (removed []framering.Orphan, err error) {
 		list = named
 	}
 	for _, o := range list {
-		n, rmErr := framering.RemoveOrphan(o.Name)
+		n, rmErr := framering.RemoveOrphan(runtimeDir, o.Name)
 		if rmErr != nil {
 			err = errors.Join(err, rmErr)
 		} else if n > 0 {

@@ -152,8 +152,9 @@ func takeOver(target string, foreign func(head []byte) bool) (_ *os.File, err er
 }
 
 // RemoveDead unlinks the segment name when its owner is dead and returns its size; ErrExists when it lives. foreign has the
-// meaning of CreateOptions.Foreign. Readers that still map it keep their mapping.
-func RemoveDead(name string, foreign func(head []byte) bool) (size int64, err error) {
+// meaning of CreateOptions.Foreign; held is called before, while the segment's lock is held: nobody else is its owner then. Readers that
+// still map it keep their mapping.
+func RemoveDead(name string, foreign func(head []byte) bool, held func()) (size int64, err error) {
 	if name, err = BaseName(name); err != nil {
 		return 0, err
 	}
@@ -170,6 +171,7 @@ func RemoveDead(name string, foreign func(head []byte) bool) (size int64, err er
 	if err != nil {
 		return 0, fmt.Errorf("remove %s: %w", name, err)
 	}
+	held()
 	if err := unix.Unlink(path); err != nil {
 		return 0, fmt.Errorf("remove %s: %w", name, err)
 	}
