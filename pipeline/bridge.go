@@ -218,6 +218,7 @@ type frameBridge struct {
 	onGPU  bool
 	device *cudavmm.Device // nil before the first frame that needs it
 	stream *cudavmm.Stream
+	stills *stills // likewise
 	writer *framering.FrameWriter
 	lost   uint64
 }
@@ -265,6 +266,12 @@ func (c *frameBridge) start(meta framering.FrameMeta, onGPU bool) error {
 	var memory framering.Memory = cudavmm.Host{}
 	if onGPU || legacy {
 		memory = c.device
+	}
+	if (onGPU || legacy) && c.stills == nil { // before there are frames: who finds them finds it
+		var err error
+		if c.stills, err = serveStills(c.p, c.device, c.b.log); err != nil {
+			c.b.log.Warn("snapshots by others take longer", "error", err)
+		}
 	}
 	slots := c.b.o.FrameSlots
 	if slots == 0 {
@@ -318,5 +325,5 @@ func (c *frameBridge) close() error {
 	if c.stream == nil {
 		return nil
 	}
-	return errors.Join(c.stream.Close(), c.device.Close())
+	return errors.Join(c.stills.Close(), c.stream.Close(), c.device.Close())
 }

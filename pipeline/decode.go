@@ -78,6 +78,7 @@ type decodeStage struct {
 	writer  *framering.FrameWriter
 	layout  decode.Layout
 	onGPU   bool
+	stills  *stills // nil as long as no frames lie on the GPU
 	stats   *DecodeCounter
 	ctx     context.Context
 }
@@ -156,6 +157,7 @@ func (d *decodeStage) run() (err error) {
 		}()
 	}
 	defer func() {
+		err = errors.Join(err, d.stills.Close())
 		if d.decoder != nil {
 			err = errors.Join(err, d.decoder.Close())
 		}
@@ -306,6 +308,11 @@ func (d *decodeStage) start(p *decode.Picture) error {
 	kind := cudavmm.KindHost
 	if d.o.Memory == MemoryCUDA || d.o.Memory == MemoryAuto && p.OnGPU {
 		memory, kind = d.device, cudavmm.KindCUDA
+	}
+	if kind == cudavmm.KindCUDA && d.stills == nil { // before there are frames: who finds them finds it
+		if d.stills, err = serveStills(d.control, d.device, d.log); err != nil {
+			d.log.Warn("snapshots by others take longer", "key", d.o.Key, "error", err)
+		}
 	}
 	w, err := d.control.StartFrames(framering.FrameOptions{
 		RingSize: d.o.Slots, Meta: meta, Policy: d.o.Policy, AckTimeout: d.o.AckTimeout, Memory: memory,

@@ -34,18 +34,19 @@ var gpuFrames = func() int {
 // The tests of frames between processes, where there is no GPU: with a stand-in for the driver whose memory is files.
 func TestFramesBetweenProcesses(t *testing.T) {
 	testenv.Watchdog(t, 120*time.Second)
-	lib := t.TempDir()
-	out, err := exec.Command(testenv.NeedTool(t, "cc"), "-shared", "-fPIC", "-O2", "-o", lib+"/libcuda.so.1", "../cudavmm/testdata/libcuda.c").CombinedOutput()
+	lib := testenv.StandInCUDA(t)
+	out, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-o", lib+"/libcudart.so", "testdata/libcudart.c", lib+"/libcuda.so.1").CombinedOutput()
 	require.NoError(t, err, string(out))
-	out, err = exec.Command("cc", "-shared", "-fPIC", "-O2", "-o", lib+"/libcudart.so", "testdata/libcudart.c", lib+"/libcuda.so.1").CombinedOutput()
-	require.NoError(t, err, string(out))
-	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts|Snapshot|Legacy|LegacyPython|LegacyKilled|Bridge)$", "-test.v")
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestGPU(Processes|Restarts|Snapshot|SnapshotProcess|Legacy|LegacyPython|LegacyKilled|Bridge)$", "-test.v")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+lib, "CFPIPE_GPU="+lib, "CFPIPE_GPU_FRAMES=300")
 	p := testenv.StartCmd(t, cmd)
 	require.NoError(t, p.WaitFor(t, 110*time.Second), p.Stdout())
 	require.Contains(t, p.Stdout(), "RESULT strict-wait strict: 300 whole, 0 overwritten and reported, 0 torn, 0 gaps, 0 lost")
 	require.Contains(t, p.Stdout(), "RESULT 20 restarts followed")
 	require.Contains(t, p.Stdout(), "RESULT snapshot from GPU memory")
+	for _, what := range []string{"protocol 4, handed out by the publisher", "protocol 4, by starting CUDA", "protocol 2, handed out by the publisher", "protocol 2, by starting CUDA"} {
+		require.Contains(t, p.Stdout(), "RESULT snapshot of "+what)
+	}
 	for _, what := range []string{"protocol 1 library", "protocol 1 external", "protocol 2 library", "protocol 2 external"} {
 		require.Contains(t, p.Stdout(), "RESULT "+what+": 0 torn, 0 handles left")
 	}
@@ -123,6 +124,9 @@ func gpuPublish(dir, key string, protocol uint32) error {
 		return err
 	}
 	if err := p.Serve(); err != nil {
+		return err
+	}
+	if _, err := serveStills(p, v, nil); err != nil {
 		return err
 	}
 	fmt.Println("ready")

@@ -14,6 +14,7 @@ import (
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/packetring"
+	"github.com/cfpipe/cfpipe/pipeline/still"
 )
 
 // SnapshotOptions describe a still picture of a key. Key must be set.
@@ -36,9 +37,9 @@ type SnapshotInfo struct {
 }
 
 // Snapshot returns the newest picture of a key as a file: the newest frame of its frame ring where that lies in host memory, or on a GPU
-// that this process has open; else what decoding from the last keyframe of its packet ring to its end gives; else the newest frame on
-// the GPU. (CUDA takes longer to start than a decoder takes from the keyframe on.) Errors: ErrNoKey, ErrNoPackets, os.ErrDeadlineExceeded
-// when no picture came in time.
+// that this process has open; else, of frames on a GPU, what their publisher hands out (package still); else what decoding from the last
+// keyframe of its packet ring to its end gives; else the newest frame on the GPU, for which CUDA has to start. Errors: ErrNoKey,
+// ErrNoPackets, os.ErrDeadlineExceeded when no picture came in time.
 func Snapshot(ctx context.Context, o SnapshotOptions) ([]byte, SnapshotInfo, error) {
 	patience := o.WaitForKey
 	if patience <= 0 {
@@ -46,101 +47,93 @@ func Snapshot(ctx context.Context, o SnapshotOptions) ([]byte, SnapshotInfo, err
 	}
 	bounded, cancel := context.WithTimeout(ctx, patience+time.Second)
 	defer cancel()
-	still, info, err := frameStill(bounded, o, !cudavmm.InUse(o.Device))
-	onGPU := errors.Is(err, cudavmm.ErrUnavailable) || errors.Is(err, cudavmm.ErrOtherDevice)
-	if onGPU || errors.Is(err, ErrNoFrames) {
-		still, info, err = packetStill(bounded, o)
-	}
-	if onGPU && errors.Is(err, ErrNoPackets) {
-		still, info, err = frameStill(bounded, o, false)
-	}
+	picture, info, err := newestStill(bounded, o)
 	if err == nil {
 		var b []byte
-		if b, err = av.EncodeStill(still, o.Format, o.Quality); err == nil {
+		if b, err = av.EncodeStill(picture, o.Format, o.Quality); err == nil {
 			return b, info, nil
 		}
 	}
 	return nil, info, fmt.Errorf("snapshot of %s: %w", o.Key, err)
 }
 
-var stillFormats = map[framering.Format]av.PixelFormat{
-	framering.NV12: av.NV12, framering.P010: av.P010, framering.P016: av.P016, framering.YUV420P: av.YUV420P, framering.RGB24: av.RGB24,
-	framering.BGR24: av.BGR24, framering.RGBA32: av.RGBA, framering.BGRA32: av.BGRA, framering.GRAY8: av.Gray8,
+// newestStill goes the ways that Snapshot names, the quickest first.
+func newestStill(ctx context.Context, o SnapshotOptions) (av.Still, SnapshotInfo, error) {
+	picture, info, err := frameStill(ctx, o, !cudavmm.InUse(o.Device))
+	onGPU := errors.Is(err, cudavmm.ErrUnavailable) || errors.Is(err, cudavmm.ErrOtherDevice)
+	if !onGPU && !errors.Is(err, ErrNoFrames) {
+		return picture, info, err
+	}
+	if onGPU {
+		p, err := still.Ask(ctx, o.RuntimeDir, o.Key)
+		if err == nil {
+			return frameOf(p)
+		}
+		if o.Logger != nil {
+			o.Logger.Debug("the publisher hands out no picture", "key", o.Key, "error", err)
+		}
+	}
+	picture, info, err = packetStill(ctx, o)
+	if onGPU && errors.Is(err, ErrNoPackets) {
+		picture, info, err = frameStill(ctx, o, false)
+	}
+	return picture, info, err
 }
 
 // frameStill copies the newest frame.
-func frameStill(ctx context.Context, o SnapshotOptions, hostOnly bool) (still av.Still, info SnapshotInfo, err error) {
+func frameStill(ctx context.Context, o SnapshotOptions, hostOnly bool) (picture av.Still, info SnapshotInfo, err error) {
 	s, err := SubscribeFrames(ctx, FrameSubscribeOptions{
 		RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "snapshot", Newest: true, Device: o.Device, HostOnly: hostOnly, Logger: o.Logger, WaitForKey: o.WaitForKey,
 	})
 	if err != nil {
-		return still, info, err
+		return picture, info, err
 	}
 	c := frameCopier{device: s.Device}
 	defer func() { err = errors.Join(err, c.close(), s.Close()) }()
 	for {
 		f, err := s.Next(ctx)
 		if err != nil {
-			return still, info, err
+			return picture, info, err
 		}
-		meta := s.Meta()
-		var pixels []byte
-		if err = c.use(meta); err == nil {
-			pixels = make([]byte, c.size)
-			err = c.copy(pixels, f)
-		}
+		p, err := c.picture(f)
 		if err = errors.Join(err, f.Release()); errors.Is(err, framering.ErrFrameOverrun) {
 			continue
 		}
 		if err != nil {
-			return still, info, err
+			return picture, info, err
 		}
-		format, ok := stillFormats[meta.Format]
-		if !ok {
-			return still, info, fmt.Errorf("%s: %w", meta.Format, framering.ErrFormat)
-		}
-		still = av.Still{Format: format, Width: int(meta.Width), Height: int(meta.Height), Planes: packedPlanes(c.planes, pixels)}
-		return still, SnapshotInfo{From: "frames", Seq: f.Seq, PTS: f.PTS, Width: still.Width, Height: still.Height}, nil
+		return frameOf(p)
 	}
-}
-
-func packedPlanes(planes []framering.Plane, pixels []byte) (all []av.StillPlane) {
-	for _, p := range planes {
-		n := p.Bytes * p.Lines
-		all = append(all, av.StillPlane{Data: pixels[:n], Pitch: p.Bytes})
-		pixels = pixels[n:]
-	}
-	return all
 }
 
 // snapshotThreads bounds the pictures that are decoded in parallel: the way from the keyframe is shorter.
 const snapshotThreads = 12
 
 // packetStill decodes from the last keyframe to the newest picture.
-func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info SnapshotInfo, err error) {
+func packetStill(ctx context.Context, o SnapshotOptions) (picture av.Still, info SnapshotInfo, err error) {
 	sub, err := Subscribe(ctx, SubscribeOptions{
 		RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "snapshot", NoFollow: true, Logger: o.Logger, WaitForKey: o.WaitForKey,
 	})
 	if err != nil {
-		return still, info, err
+		return picture, info, err
 	}
 	defer func() { err = errors.Join(err, sub.Close()) }()
 	i := sub.Info()
 	if err := notSound(o.Key, i.CodecID); err != nil {
-		return still, info, err
+		return picture, info, err
 	}
 	packets, err := newestGOP(ctx, sub)
 	if err != nil {
-		return still, info, err
+		return picture, info, err
 	}
 	d, err := decode.Open(decode.Options{CodecID: i.CodecID, Extradata: i.Extradata, Mode: decode.CPU, Threads: min(snapshotThreads, runtime.NumCPU()), Logger: o.Logger})
 	if err != nil {
-		return still, info, err
+		return picture, info, err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	var kept keptPicture
 	if info.Seq, err = kept.newest(ctx, d, packets); err != nil {
-		return still, info, err
+		return picture, info, err
 	}
 	for kept.pixels == nil { // the ring is empty, or holds none that decodes
 		p, err := sub.Next(ctx)
@@ -156,11 +149,11 @@ func packetStill(ctx context.Context, o SnapshotOptions) (still av.Still, info S
 			err = fmt.Errorf("of %d packets none gave a picture (%d passed over while waiting for a keyframe, %d damaged): %w", t.Packets, t.Skipped, t.Errors, err)
 		}
 		if err != nil {
-			return still, info, err
+			return picture, info, err
 		}
 	}
-	still = kept.still()
-	return still, SnapshotInfo{From: "packets", Seq: info.Seq, PTS: kept.pts, Width: still.Width, Height: still.Height}, nil
+	picture = kept.still()
+	return picture, SnapshotInfo{From: "packets", Seq: info.Seq, PTS: kept.pts, Width: picture.Width, Height: picture.Height}, nil
 }
 
 // newestGOP copies what the ring holds from the last keyframe on: decoding takes a while, and the ring does not wait.

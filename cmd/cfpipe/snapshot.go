@@ -38,9 +38,11 @@ func newSnapshotCommand(o *globalOptions) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "snapshot KEY -o FILE",
 		Short: "Save the newest picture of a camera as JPEG or PNG",
-		Long: `Snapshot takes the newest picture of KEY: from its frame ring where that lies in host memory, else by decoding from the last
-keyframe in its packet ring (which is sooner done than CUDA is started), else from frames in GPU memory. The file's name chooses the format (.jpg, .jpeg or .png); "-" writes a JPEG to standard output. The file appears in one
-step, a reader never sees half of it. When the camera is silent the picture is an old one: see --max-age.` + "\n" + waitStatusHelp,
+		Long: `Snapshot takes the newest picture of KEY: from its frame ring, where that lies in host memory; from the publisher, which hands out
+its newest frame where that lies on a GPU; else by decoding from the last keyframe in the packet ring (which is sooner done than CUDA
+is started); else from frames in GPU memory. The file's name chooses the format (.jpg, .jpeg or .png); "-" writes a JPEG to standard
+output. The file appears in one step, a reader never sees half of it. When the camera is silent the picture is an old one: see
+--max-age.` + "\n" + waitStatusHelp,
 		Example: "  cfpipe snapshot cam1 -o cam1.jpg\n  cfpipe snapshot cam1 -o - | curl -T - https://…",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -97,7 +99,7 @@ step, a reader never sees half of it. When the camera is silent the picture is a
 	f.IntVar(&s.Quality, "quality", 3, "JPEG: 1 (best) to 31")
 	f.DurationVar(&s.WaitForKey, "wait", 0, "how long to wait for KEY, and for a picture; 0 = not for KEY, 5s for a picture")
 	f.DurationVar(&maxAge, "max-age", 0, "exit with status 4 when the newest picture is older; 0 = warn when it is older than 5s")
-	f.IntVar(&s.Device, "device", 0, "GPU on which frames in GPU memory are read, where the key has no packets to decode")
+	f.IntVar(&s.Device, "device", 0, "GPU on which frames in GPU memory are read, where their publisher hands out none and the key has no packets to decode")
 	f.BoolVar(&asJSON, "json", false, "print a line of JSON about the picture (to standard error with -o -)")
 	return c
 }
