@@ -50,7 +50,7 @@ func ParseMode(s string) (Mode, error) {
 			return Mode(m), nil
 		}
 	}
-	return 0, fmt.Errorf("decoder %q: want auto, cuda or cpu", s)
+	return 0, fmt.Errorf("%q: want auto, cuda or cpu", s)
 }
 
 func (m Mode) String() string { return [...]string{"auto", "cuda", "cpu"}[m] }

@@ -1,6 +1,7 @@
 package framering
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/user"
@@ -77,6 +78,10 @@ func GroupID(name string) (int, error) {
 		return int(n), nil
 	}
 	g, err := user.LookupGroup(name)
+	var unknown user.UnknownGroupError
+	if errors.As(err, &unknown) {
+		return 0, fmt.Errorf("this host has no group %q", name)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("group %q: %w", name, err)
 	}

@@ -125,6 +125,9 @@ func CheckRuntimeDir(dir string) error {
 			err = fmt.Errorf("uid %d may not write there: %w", os.Geteuid(), err)
 		}
 	}
+	if st, serr := os.Stat(dir); serr == nil && !st.IsDir() {
+		err = syscall.ENOTDIR
+	}
 	if errors.Is(err, os.ErrPermission) {
 		return fmt.Errorf("runtime folder %s: %w: use another (--runtime-dir $XDG_RUNTIME_DIR/cfpipe), or let root make it for this user", dir, err)
 	}

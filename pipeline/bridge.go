@@ -46,7 +46,7 @@ func Bridge(ctx context.Context, o BridgeOptions) error {
 		return err
 	}
 	if o.Key == o.NewKey {
-		return fmt.Errorf("bridge %s to itself: %w", o.Key, framering.ErrInvalidArg)
+		return fmt.Errorf("bridge %s to itself: --key is to be another name: %w", o.Key, framering.ErrInvalidArg)
 	}
 	err := b.run(ctx)
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) || o.NoFollow && errors.Is(err, ErrEnded) {

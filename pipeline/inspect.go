@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -171,6 +172,9 @@ func noKey(runtimeDir, key string) *NoKeyError {
 		if p.Alive {
 			e.Others = append(e.Others, p.Key)
 		}
+	}
+	if ring, err := packetring.Inspect(framering.PacketShmName(key)); err == nil && ring.Alive && !slices.Contains(e.Others, key) { // keys are the host's
+		e.PID = ring.ProducerPID
 	}
 	return e
 }

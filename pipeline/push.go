@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -50,6 +51,11 @@ func (o PushOptions) Check() error {
 		return errors.New("push: several keys to one URL: put %{key} into it")
 	case !strings.Contains(o.URL, "://") && !strings.HasPrefix(o.URL, "/"):
 		return errors.New("push: the URL has no scheme, for example rtsp://host/path")
+	}
+	scheme, _, found := strings.Cut(o.URL, "://")
+	if outputs := append([]string{"rtsp", "rtsps"}, av.OutputProtocols()...); found && !slices.Contains(outputs, scheme) {
+		slices.Sort(outputs)
+		return fmt.Errorf("push: nothing here sends to %.40q: want one of %s", scheme+"://", strings.Join(outputs, ", "))
 	}
 	return nil
 }

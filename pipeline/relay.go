@@ -165,7 +165,7 @@ func watchKeys(ctx context.Context, o RelayOptions) {
 			}
 		}
 		if first {
-			tellAbsent(o, alive)
+			tellAbsent(o, alive, denied)
 		}
 		known = alive
 		select {
@@ -177,13 +177,13 @@ func watchKeys(ctx context.Context, o RelayOptions) {
 }
 
 // tellAbsent says what is waited for when the relay starts.
-func tellAbsent(o RelayOptions, alive map[string]bool) {
+func tellAbsent(o RelayOptions, alive, denied map[string]bool) {
 	for _, key := range o.Keys {
-		if !alive[key] {
+		if !alive[key] && !denied[key] {
 			o.Logger.Info("relay: waiting for the key to be published", "key", key)
 		}
 	}
-	if len(o.Keys) == 0 && len(alive) == 0 {
+	if len(o.Keys) == 0 && len(alive)+len(denied) == 0 {
 		o.Logger.Info("relay: nothing is published yet; keys are served as they come", "runtime_dir", framering.RuntimeDir(o.RuntimeDir))
 	}
 }

@@ -61,6 +61,7 @@ type NoKeyError struct {
 	Path   string        // of the control socket
 	Others []string      // keys that are published
 	Waited time.Duration // for the key, in vain; 0 = not at all
+	PID    int           // that publishes it for another runtime directory; 0 = none known
 }
 
 func (e *NoKeyError) Error() string {
@@ -70,6 +71,9 @@ func (e *NoKeyError) Error() string {
 	}
 	if e.Waited > 0 {
 		s += fmt.Sprintf(" after waiting %v", e.Waited)
+	}
+	if e.PID != 0 {
+		return s + fmt.Sprintf("; pid %d publishes it with another --runtime-dir or $CUFRAMES_RUNTIME_DIR", e.PID)
 	}
 	return s + "; if its ingest runs, it has not reached the camera yet"
 }

@@ -32,7 +32,7 @@ func (d *decodeFlags) add(f *pflag.FlagSet) {
 // parse completes the options; an error is one of usage.
 func (d *decodeFlags) parse() (err error) {
 	if d.options.Mode, err = decode.ParseMode(d.mode); err != nil {
-		return usageError{err}
+		return usageError{fmt.Errorf("--decode %w", err)}
 	}
 	if d.options.Memory, err = pipeline.ParseFrameMemory(d.memory); err != nil {
 		return usageError{err}

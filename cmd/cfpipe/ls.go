@@ -87,8 +87,7 @@ func printKeys(out io.Writer, keys []pipeline.KeyStatus) error {
 		return err
 	}
 	if denied > 0 {
-		notes = append(notes, fmt.Sprintf("no access: uid %d may not read %d of the keys; run as the user of their publishers, or start those with --group",
-			os.Getuid(), denied))
+		notes = append(notes, noAccess(denied))
 	}
 	for _, n := range notes {
 		if _, err := fmt.Fprintln(out, n); err != nil {
@@ -96,6 +95,10 @@ func printKeys(out io.Writer, keys []pipeline.KeyStatus) error {
 		}
 	}
 	return nil
+}
+
+func noAccess(keys int) string {
+	return fmt.Sprintf("no access: uid %d may not read %d of the keys; run as the user of their publishers, or start those with --group", os.Getuid(), keys)
 }
 
 func orDash(s string) string {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/pipeline"
 )
 
@@ -47,6 +48,7 @@ func newRelayCommand(o *globalOptions) *cobra.Command {
 			if err := checkRelay(options); err != nil {
 				return err
 			}
+			av.SetLogger(o.Logger)
 			if push.URL != "" {
 				if cmd.Flags().Changed("listen") || options.ListenTLS != "" {
 					return usageError{errors.New("--push and --listen: one relay does one of them; start two")}

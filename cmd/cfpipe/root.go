@@ -84,6 +84,11 @@ func newRootCommand() *cobra.Command {
 	)
 	addCompletions(root, o)
 	root.InitDefaultCompletionCmd() // now: checkCommand is to know it
+	if c, _, err := root.Find([]string{"completion"}); err == nil {
+		for _, shell := range c.Commands() {
+			shell.Args = noArgs
+		}
+	}
 	return root
 }
 

@@ -3,7 +3,9 @@ package main
 import (
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -82,6 +84,10 @@ output. The file appears in one step, a reader never sees half of it. When the c
 				about = cmd.ErrOrStderr()
 			} else {
 				err = writeWhole(out, b)
+				var cause *fs.PathError
+				if errors.As(err, &cause) { // of a name that nobody gave, and no missing input
+					err = fmt.Errorf("write %s: %v", out, cause.Err) //nolint:errorlint // see above
+				}
 			}
 			if err != nil {
 				return err

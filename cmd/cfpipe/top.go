@@ -115,6 +115,7 @@ type top struct {
 	sortBy string
 	rows   []topRow
 	at     time.Time
+	denied int // keys that this user may not read
 }
 
 func (t *top) read() error {
@@ -128,8 +129,11 @@ func (t *top) read() error {
 		before[r.Key] = r
 	}
 	passed := now.Sub(t.at).Seconds()
-	t.rows, t.at = []topRow{}, now
+	t.rows, t.at, t.denied = []topRow{}, now, 0
 	for _, k := range keys {
+		if k.NoAccess {
+			t.denied++
+		}
 		if !k.Alive {
 			continue
 		}
@@ -260,5 +264,9 @@ func (t *top) print(out io.Writer) error {
 			}
 		}
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil || t.denied == 0 {
+		return err
+	}
+	_, err := fmt.Fprintln(out, noAccess(t.denied))
+	return err
 }

@@ -82,6 +82,10 @@ func TestTopRates(t *testing.T) {
 	require.Contains(t, b.String(), "95% !")
 	require.Contains(t, b.String(), "new publisher")
 	require.Contains(t, b.String(), "└ record (event E)")
+	require.NotContains(t, b.String(), "no access")
+	b.Reset()
+	require.NoError(t, (&top{denied: 2}).print(&b))
+	require.Contains(t, b.String(), "may not read 2 of the keys")
 }
 
 func exitCode(err error) int {

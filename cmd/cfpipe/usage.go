@@ -11,6 +11,7 @@ import (
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/pipeline"
+	"github.com/cfpipe/cfpipe/pipeline/bench"
 )
 
 // usageError marks an error in how the command was called.
@@ -19,7 +20,7 @@ type usageError struct{ err error }
 // Error leaves out the kind of error at the end: the text says it already.
 func (e usageError) Error() string {
 	s := e.err.Error()
-	for _, kind := range []error{framering.ErrInvalidArg, media.ErrUnsupported} {
+	for _, kind := range []error{framering.ErrInvalidArg, media.ErrUnsupported, bench.ErrOptions} {
 		s = strings.TrimSuffix(s, ": "+kind.Error())
 	}
 	return s
@@ -105,6 +106,21 @@ func waitHint(c *cobra.Command, err error) error {
 	return err
 }
 
+// wanted says what a flag takes; "" where its own error says that.
+func wanted(f *pflag.Flag) string {
+	switch f.Value.Type() {
+	case "duration":
+		return "a duration, for example 10s, 5m or 1h30m"
+	case "int", "intSlice":
+		return "a whole number"
+	case "uint16", "uint32", "uint64":
+		return "a whole number, 0 or more"
+	case "float64":
+		return "a number"
+	}
+	return ""
+}
+
 // flagError turns an error of the flag parser into one of usage that says what would be right.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
@@ -112,6 +128,8 @@ func flagError(c *cobra.Command, err error) error {
 	switch {
 	case errors.As(err, &value) && strings.Contains(err.Error(), "missing unit in duration"):
 		err = fmt.Errorf("--%s %s: add a unit, for example %ss or 1m", value.GetFlag().Name, value.GetValue(), value.GetValue())
+	case errors.As(err, &value) && wanted(value.GetFlag()) != "":
+		err = fmt.Errorf("--%s %q: want %s", value.GetFlag().Name, value.GetValue(), wanted(value.GetFlag()))
 	case errors.As(err, &unknown):
 		var names []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
@@ -126,14 +144,23 @@ func flagError(c *cobra.Command, err error) error {
 // above it and call that a success.
 func checkCommand(root *cobra.Command, line []string) error {
 	c, rest, err := root.Find(line)
-	if err != nil || !c.HasAvailableSubCommands() {
+	if err != nil {
 		return nil // cobra tells
+	}
+	if !c.HasAvailableSubCommands() {
+		return checkDashes(c, rest)
 	}
 	for i := 0; i < len(rest); i++ {
 		name, isFlag := strings.CutPrefix(rest[i], "-")
 		if !isFlag {
-			if c == root && (name == "help" || strings.HasPrefix(name, "__complete")) {
+			if c == root && strings.HasPrefix(name, "__complete") {
 				return nil
+			}
+			if c == root && name == "help" {
+				if c, rest, err = root.Find(rest[i+1:]); err != nil || len(rest) == 0 || !c.HasAvailableSubCommands() {
+					return nil
+				}
+				name = rest[0]
 			}
 			return unknownCommand(c, name)
 		}
@@ -143,6 +170,36 @@ func checkCommand(root *cobra.Command, line []string) error {
 		}
 		if f := root.PersistentFlags().Lookup(name); f != nil && f.NoOptDefVal == "" {
 			i++ // its value
+		}
+	}
+	return nil
+}
+
+// checkDashes finds a long option with one dash, -out, which would be taken for -o with a value and so for something else.
+func checkDashes(c *cobra.Command, line []string) error {
+	if c.DisableFlagParsing {
+		return nil
+	}
+	find := func(name string) *pflag.Flag {
+		if f := c.LocalFlags().Lookup(name); f != nil {
+			return f
+		}
+		return c.InheritedFlags().Lookup(name)
+	}
+	for i := 0; i < len(line) && line[i] != "--"; i++ {
+		var f *pflag.Flag // whose value is the next word
+		word, valued := line[i], strings.Contains(line[i], "=")
+		switch name, _, _ := strings.Cut(strings.TrimLeft(word, "-"), "="); {
+		case strings.HasPrefix(word, "--"):
+			f = find(name)
+		case !strings.HasPrefix(word, "-"):
+		case len(name) == 1:
+			f = c.Flags().ShorthandLookup(name)
+		case find(name) != nil:
+			return usageError{fmt.Errorf("-%s: the option is --%s, with two dashes (see %s --help)", name, name, c.CommandPath())}
+		}
+		if f != nil && f.NoOptDefVal == "" && !valued {
+			i++
 		}
 	}
 	return nil

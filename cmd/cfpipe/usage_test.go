@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/mux"
 	"github.com/cfpipe/cfpipe/pipeline"
@@ -190,4 +191,17 @@ func TestFramesWaitEnds(t *testing.T) {
 	_, err = execute(t.Context(), "frames", key, "--runtime-dir", dir, "--wait", "50ms")
 	require.Equal(t, exitTimeout, exitStatus(err))
 	require.ErrorContains(t, err, "nobody decodes it after waiting 50ms")
+}
+
+// A key that is published for another runtime directory, as by a shell without the variable, and a runtime directory that is none.
+func TestOtherRuntimeDir(t *testing.T) {
+	dir, key, _ := publishTestStream(t)
+	_, err := execute(t.Context(), "inspect", key, "--runtime-dir", t.TempDir())
+	require.Equal(t, exitNotFound, exitStatus(err))
+	require.ErrorContains(t, err, fmt.Sprintf("; pid %d publishes it with another --runtime-dir or $CUFRAMES_RUNTIME_DIR", os.Getpid()))
+	_, err = execute(t.Context(), "inspect", key+"x", "--runtime-dir", dir)
+	require.ErrorContains(t, err, "(published here: "+key+"); if its ingest runs")
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.ErrorContains(t, framering.CheckRuntimeDir(file), "not a directory (choose another with --runtime-dir)")
 }

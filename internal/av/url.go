@@ -23,6 +23,18 @@ type URLWriter struct {
 	mu sync.Mutex // of one call at a time, and of Close
 }
 
+// OutputProtocols are the schemes of URLs that OpenURL can write to.
+func OutputProtocols() (names []string) {
+	var at unsafe.Pointer
+	for {
+		name := C.avio_enum_protocols(&at, 1)
+		if name == nil {
+			return names
+		}
+		names = append(names, C.GoString(name))
+	}
+}
+
 // OpenURL connects. An open or write that takes longer than timeout fails, and when ctx ends both return at once. The URL
 // never stands in an error.
 func OpenURL(ctx context.Context, url string, timeout time.Duration) (*URLWriter, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"syscall"
 )
@@ -78,6 +79,12 @@ func listenError(proto, address string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("listen on %s %s: the port is taken by another program (choose another one, or stop it; `ss -ltnup` names it): %w",
 			proto, address, err)
+	}
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		return fmt.Errorf("listen on %s %s: this host has no such address (`ip addr` shows those it has; leave it out for all of them): %w", proto, address, err)
+	}
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("listen on %s %s: this user may not, ports below 1024 are root's: choose a larger one: %w", proto, address, err)
 	}
 	return fmt.Errorf("listen on %s %s: %w", proto, address, err)
 }
