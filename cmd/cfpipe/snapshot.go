@@ -64,7 +64,6 @@ output. The file appears in one step, a reader never sees half of it. When the c
 			if out == "-" && isTerminal(cmd.OutOrStdout()) {
 				return usageError{errBinary}
 			}
-			av.BriefHeap()
 			av.SetLogger(o.Logger)
 			s.RuntimeDir, s.Key, s.Logger = o.RuntimeDir, a[0], o.Logger
 			b, info, err := pipeline.Snapshot(cmd.Context(), s)

@@ -2,11 +2,14 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"image/jpeg"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -174,4 +177,31 @@ func TestSnapshotFromAFailingPublisher(t *testing.T) {
 	p.Kill()
 	_ = s.command("doctor", "--clean", key).Run() // the machine may lack something
 	require.Empty(t, s.leftovers(key))
+}
+
+// The heap of a snapshot is one of huge pages, whatever threads were there first.
+func TestSnapshotHeap(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		t.Skip("the kernel has no transparent huge pages")
+	}
+	s := newSite(t)
+	p := s.start("snapshot", "nobody", "-o", "-", "--wait", "20s")
+	testenv.Eventually(t, 10*time.Second, func() error {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", p.Process.Pid))
+		if err != nil {
+			return err
+		}
+		inHeap := false
+		for line := range strings.Lines(string(b)) {
+			f := strings.Fields(line)
+			switch {
+			case strings.Contains(f[0], "-"): // a mapping begins
+				inHeap = f[len(f)-1] == "[heap]"
+			case inHeap && f[0] == "VmFlags:" && slices.Contains(f, "hg"):
+				return nil
+			}
+		}
+		return errors.New("there is no heap of huge pages")
+	})
+	p.Kill()
 }
