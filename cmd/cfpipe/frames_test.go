@@ -118,7 +118,7 @@ func TestFramesAndSnapshotRefuse(t *testing.T) {
 		{exitUsage, "must end in", []string{"snapshot", "nobody", "-o", dir + "/a.gif"}},
 		{exitUsage, "--key", []string{"decode", "nobody"}},
 		{exitUsage, "--policy", []string{"decode", "nobody", "--key", "x", "--policy", "never"}},
-		{exitUsage, "decoder", []string{"decode", "nobody", "--key", "x", "--decode", "gpu"}},
+		{exitUsage, "want auto, cuda or cpu", []string{"decode", "nobody", "--key", "x", "--decode", "gpu"}},
 	} {
 		out, err := exec.Command(bin, append([]string{"--runtime-dir", dir}, c.arg...)...).CombinedOutput()
 		var exit *exec.ExitError
