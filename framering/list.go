@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
@@ -24,7 +25,7 @@ type Publication struct {
 // List returns the publishers with a control socket in runtimeDir that are alive, and those of which this process cannot
 // tell (Err is set), sorted by key. It opens their SHM for reading and never connects: no publisher or subscriber notices.
 func List(runtimeDir string) ([]Publication, error) {
-	entries, err := os.ReadDir(RuntimeDir(runtimeDir)) // sorted
+	entries, err := os.ReadDir(RuntimeDir(runtimeDir))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -45,6 +46,7 @@ func List(runtimeDir string) ([]Publication, error) {
 			list = append(list, p)
 		}
 	}
+	slices.SortFunc(list, func(a, b Publication) int { return strings.Compare(a.Key, b.Key) }) // file names sort cam1-audio.sock before cam1.sock
 	return list, nil
 }
 

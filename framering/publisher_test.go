@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -295,6 +296,11 @@ func TestList(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, l, 2)
 	byKey := map[string]Publication{l[0].Key: l[0], l[1].Key: l[1]}
+	audio := publish(t, PublisherOptions{RuntimeDir: dir, Key: key + "-audio"}, true)
+	more, err := List(dir)
+	require.NoError(t, audio.Close(ReasonNormal))
+	require.NoError(t, err)
+	require.True(t, slices.IsSortedFunc(more, func(a, b Publication) int { return strings.Compare(a.Key, b.Key) }), more)
 	require.True(t, byKey[key].Alive)
 	require.EqualValues(t, os.Getpid(), byKey[key].Header.ProducerPID)
 	require.Empty(t, byKey[key].Slots)

@@ -196,10 +196,10 @@ func TestFramesWaitEnds(t *testing.T) {
 // A key that is published for another runtime directory, as by a shell without the variable, and a runtime directory that is none.
 func TestOtherRuntimeDir(t *testing.T) {
 	dir, key, _ := publishTestStream(t)
-	_, err := execute(t.Context(), "inspect", key, "--runtime-dir", t.TempDir())
+	_, err := execute(t.Context(), "packets", key, "--runtime-dir", t.TempDir())
 	require.Equal(t, exitNotFound, exitStatus(err))
 	require.ErrorContains(t, err, fmt.Sprintf("; pid %d publishes it with another --runtime-dir or $CUFRAMES_RUNTIME_DIR", os.Getpid()))
-	_, err = execute(t.Context(), "inspect", key+"x", "--runtime-dir", dir)
+	_, err = execute(t.Context(), "packets", key+"x", "--runtime-dir", dir)
 	require.ErrorContains(t, err, "(published here: "+key+"); if its ingest runs")
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
