@@ -79,7 +79,9 @@ func summarizeMP4(ctx context.Context, r io.ReaderAt, size int64) (Summary, erro
 				return m.Summary, err
 			}
 			if kind == "moov" {
-				m.moov(body)
+				if !m.fragments { // else it is that of an ordinary MP4 which its fragments did not become: it says the same
+					m.moov(body)
+				}
 			} else {
 				m.fragments = true
 				whole := m

@@ -53,7 +53,8 @@ type Writer struct {
 	audio av.OutputStream
 	track [2]heldTrack
 
-	counts *Counts // which the output says at its end
+	head   *patchLast // of an MP4 file: its beginning is changed at the end
+	counts *Counts    // which the output says at its end
 
 	early []earlySound // of MP4: waits for the first picture
 	begun bool         // the first picture was handed to the muxer
@@ -123,10 +124,15 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 			return nil, err
 		}
 	}
+	to := o.Out
+	if out, ok := o.Out.(io.WriteSeeker); ok && o.Format == MP4 && o.Seek {
+		w.head = &patchLast{out: out}
+		to = w.head
+	}
 	options, metadata := muxerOptions(o)
 	w.hold = o.Format == FMP4 || o.Format == MP4 || !o.Live
 	w.out, err = av.NewOutput(av.OutputOptions{
-		Format: muxer, Key: o.Title, Options: options, Metadata: metadata, Streams: streams, Writer: o.Out, Seek: o.Seek,
+		Format: muxer, Key: o.Title, Options: options, Metadata: metadata, Streams: streams, Writer: to, Seek: o.Seek,
 	})
 	if err != nil {
 		return nil, err
@@ -339,11 +345,25 @@ func (w *Writer) trailer() error {
 			return err
 		}
 	}
-	if err := w.out.Finish(); err != nil || len(end) == 0 {
+	if err := w.out.Finish(); err != nil {
 		return err
 	}
-	_, err := w.o.Out.Write(end)
-	return err
+	if w.head == nil {
+		if len(end) == 0 {
+			return nil
+		}
+		_, err := w.o.Out.Write(end)
+		return err
+	}
+	if _, err := w.head.Write(end); err != nil {
+		return err
+	}
+	if w.o.OnFlush != nil { // it can be played as it is
+		if err := w.o.OnFlush(); err != nil {
+			return err
+		}
+	}
+	return w.head.apply()
 }
 
 // End is the time (DTS) at which the video written so far ends.

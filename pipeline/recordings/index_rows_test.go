@@ -118,12 +118,8 @@ func TestRowsByIndex(t *testing.T) {
 	}
 }
 
-// An index of the version before is read as it is, and brought up to date by who writes it: what only the recorders knew stays.
-func TestIndexOfVersion2(t *testing.T) {
-	testenv.Watchdog(t, time.Minute)
-	dir := t.TempDir()
-	path := filepath.Join(dir, "index.db")
-	const kept = `CREATE TABLE files (
+// indexOfVersion2 makes an index as the version before did.
+const indexOfVersion2 = `CREATE TABLE files (
 	path TEXT PRIMARY KEY, key TEXT NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL, bytes INTEGER NOT NULL,
 	packets INTEGER, keyframes INTEGER, lost INTEGER, video INTEGER NOT NULL, audio INTEGER NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL,
 	cause TEXT NOT NULL, finished INTEGER NOT NULL, modified INTEGER NOT NULL
@@ -132,10 +128,16 @@ CREATE INDEX files_by_time ON files (key, start);
 PRAGMA application_id=1667658360;
 PRAGMA user_version=2;
 PRAGMA journal_mode=WAL;`
+
+// An index of the version before is read as it is, and brought up to date by who writes it: what only the recorders knew stays.
+func TestIndexOfVersion2(t *testing.T) {
+	testenv.Watchdog(t, time.Minute)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "index.db")
 	recorded := filepath.Join(dir, "a.mkv")
 	require.NoError(t, os.WriteFile(recorded, []byte("x"), 0o600))
 	start := at(0).UnixNano()
-	tamper(t, path, kept+fmt.Sprintf("INSERT INTO files VALUES ('%s', 'door', %d, %d, 1, 1500, 30, 7, 27, 0, 640, 360, 'continuous', 1, 5)", recorded, start, start+6e10))
+	tamper(t, path, indexOfVersion2+fmt.Sprintf("INSERT INTO files VALUES ('%s', 'door', %d, %d, 1, 1500, 30, 7, 27, 0, 640, 360, 'continuous', 1, 5)", recorded, start, start+6e10))
 	read := func() {
 		t.Helper()
 		for _, q := range []Query{{}, {From: at(59)}, {Keys: []string{"door"}, To: at(1)}} {
