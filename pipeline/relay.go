@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/rtsp"
 	"github.com/cfpipe/cfpipe/internal/servercert"
+	"github.com/cfpipe/cfpipe/internal/shm"
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
@@ -148,7 +150,7 @@ func watchKeys(ctx context.Context, o RelayOptions) {
 				denied[p.Key] = true
 				o.Logger.Warn("relay: this user may not read a key: start its publisher with --group, or run as its user", "key", p.Key, "uid", os.Getuid())
 			}
-			if !p.Alive {
+			if !relayed(p) {
 				continue
 			}
 			alive[p.Key] = true
@@ -196,6 +198,15 @@ func serves(keys []string, path string) bool {
 	})
 }
 
+// relayed tells whether a publication has packets, which RTSP carries: the pictures of a decoder are frames alone.
+func relayed(p framering.Publication) bool {
+	if !p.Alive {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(shm.Dir, framering.PacketShmName(p.Key)))
+	return err == nil
+}
+
 // relayCatalog offers keys as RTSP paths.
 type relayCatalog struct {
 	o    RelayOptions
@@ -219,7 +230,7 @@ func (c *relayCatalog) Paths() (keys []string) {
 		c.o.Logger.Warn("relay: cannot list the keys of this host", "error", err)
 	}
 	for _, p := range list {
-		if p.Alive && serves(c.o.Keys, p.Key) {
+		if relayed(p) && serves(c.o.Keys, p.Key) {
 			keys = append(keys, p.Key)
 		}
 	}

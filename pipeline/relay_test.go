@@ -2,11 +2,13 @@ package pipeline
 
 import (
 	"bytes"
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/testcam"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
@@ -60,4 +62,17 @@ func requireElementary(t *testing.T, clip *testcam.Clip, url, transport string) 
 		b, at = b[len(units[at].Data):], (at+1)%len(units)
 	}
 	require.Greater(t, n, 40)
+}
+
+// What has frames alone is no stream of a relay.
+func TestRelayLeavesFramesOut(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	mustPublish(t, dir, key)
+	frames, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key + "-frames"})
+	require.NoError(t, err)
+	require.NoError(t, frames.Serve())
+	defer func() { require.NoError(t, frames.Close(framering.ReasonNormal)) }()
+	c := &relayCatalog{o: RelayOptions{RuntimeDir: dir, Logger: slog.New(slog.DiscardHandler)}}
+	require.Equal(t, []string{key}, c.Paths())
 }
