@@ -27,8 +27,11 @@ const (
 	// look at process ids, which lie across PID namespaces and are reused. The sticky bit has no other meaning on a Linux file.
 	lockedMark = unix.S_ISVTX
 
-	// A lock taken may be the momentary one of Locked: try this often, this long apart, before the owner counts as alive.
+	// An exclusive lock may be the momentary one of another creator: try this often, this long apart, before the owner counts as alive.
 	lockTries, lockPause = 5, 2 * time.Millisecond
+
+	// A shared lock is the momentary one of Locked, whose thread may have lost its processor meanwhile: the owner is dead.
+	sharedPatience = 2 * time.Second
 
 	// createTries bounds the races one creator may lose to others that then go away.
 	createTries = 64
@@ -180,15 +183,23 @@ func RemoveDead(name string, foreign func(head []byte) bool, held func()) (size 
 
 // lock takes the exclusive lock of an orphan, or returns ErrExists.
 func lock(f *os.File) error {
-	for try := 1; ; try++ {
-		err := retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
+	take := func(how int) error {
+		return retry(func() error { return unix.Flock(int(f.Fd()), how|unix.LOCK_NB) })
+	}
+	patience := time.Now().Add(sharedPatience)
+	for exclusive := 0; ; time.Sleep(lockPause) {
+		err := take(unix.LOCK_EX)
 		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		if try == lockTries {
+		if take(unix.LOCK_SH) == nil { // nobody owns it
+			_ = take(unix.LOCK_UN)
+		} else if exclusive++; exclusive == lockTries {
 			return ErrExists
 		}
-		time.Sleep(lockPause)
+		if time.Now().After(patience) {
+			return ErrExists
+		}
 	}
 }
 

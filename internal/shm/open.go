@@ -94,7 +94,7 @@ func Locked(s *Segment) bool {
 		return true
 	}
 	fd := int(s.f.Fd())
-	// The shared lock is held for a moment only; CreateLocked tries again when it meets one.
+	// The shared lock is held for a moment only; CreateLocked waits for its end when it meets one.
 	if err := retry(func() error { return unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB) }); err != nil {
 		return errors.Is(err, unix.EWOULDBLOCK)
 	}

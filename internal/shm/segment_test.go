@@ -270,6 +270,29 @@ func TestCreatorsRace(t *testing.T) {
 	require.NoError(t, w.Close())
 }
 
+// Readers look whether the owner of an orphan lives, and lose their processor meanwhile: the next creator waits for them, though not for ever.
+func TestCreateWaitsForLooks(t *testing.T) {
+	testenv.CheckLeaks(t)
+	name := unique(t)
+	orphan, err := os.Create(Dir + "/" + name)
+	require.NoError(t, err)
+	fd := int(orphan.Fd())
+	require.NoError(t, unix.Flock(fd, unix.LOCK_SH))
+	_, err = CreateLocked(name, 100, CreateOptions{})
+	require.ErrorIs(t, err, ErrExists)
+
+	looked := make(chan error)
+	go func() {
+		time.Sleep(200 * time.Millisecond)
+		looked <- unix.Flock(fd, unix.LOCK_UN)
+	}()
+	w, err := CreateLocked(name, 100, CreateOptions{})
+	require.NoError(t, err)
+	require.NoError(t, <-looked)
+	require.NoError(t, w.Close())
+	require.NoError(t, orphan.Close())
+}
+
 // A creator that was killed before its file took its place leaves no litter for long.
 func TestSweep(t *testing.T) {
 	testenv.CheckLeaks(t)
