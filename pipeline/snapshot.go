@@ -65,7 +65,7 @@ func newestStill(ctx context.Context, o SnapshotOptions) (av.Still, SnapshotInfo
 		return picture, info, err
 	}
 	if onGPU {
-		p, err := still.Ask(ctx, o.RuntimeDir, o.Key)
+		p, err := askStill(ctx, o)
 		if err == nil {
 			return frameOf(p)
 		}
@@ -78,6 +78,16 @@ func newestStill(ctx context.Context, o SnapshotOptions) (av.Still, SnapshotInfo
 		picture, info, err = frameStill(ctx, o, false)
 	}
 	return picture, info, err
+}
+
+// askStill asks the publisher, and leaves at least half of the time that there is to the other ways.
+func askStill(ctx context.Context, o SnapshotOptions) (still.Picture, error) {
+	if end, ok := ctx.Deadline(); ok {
+		half, cancel := context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
+		ctx = half
+	}
+	return still.Ask(ctx, o.RuntimeDir, o.Key)
 }
 
 // frameStill copies the newest frame.

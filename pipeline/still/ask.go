@@ -13,10 +13,11 @@ import (
 	"github.com/cfpipe/cfpipe/internal/shm"
 )
 
-// askPatience is for a whole answer: a publisher gives it in a few milliseconds, and there are other ways to a picture.
-const askPatience = time.Second
+// askPatience is for a whole answer: a publisher gives it in a few milliseconds, on a machine that is much too busy in some hundred; there are
+// other ways to a picture.
+const askPatience = 2 * time.Second
 
-// Ask returns the newest picture of a key from its publisher. It blocks for a second at most, or until ctx ends. The error Is
+// Ask returns the newest picture of a key from its publisher. It blocks for two seconds at most, or until ctx ends. The error Is
 // os.ErrNotExist when the publisher of the key hands out none: its frames lie in host memory, it has none, or it is of another program.
 func Ask(ctx context.Context, runtimeDir, key string) (Picture, error) {
 	p, err := ask(ctx, runtimeDir, key)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -14,14 +15,16 @@ const (
 	room = 4
 	// sendPatience is for a whole answer to be taken: a picture of 1080p takes 2 ms. Who reads more slowly goes, and is not waited for by
 	// anybody but those in the queue.
-	sendPatience = 500 * time.Millisecond
+	sendPatience = time.Second
 )
 
 // Server answers at a snapshot socket.
 type Server struct {
-	l    net.Listener
+	l   net.Listener
+	log *slog.Logger
+
+	mu   sync.Mutex // around take
 	take func(context.Context) (Picture, error)
-	log  *slog.Logger
 
 	ctx    context.Context // of the service
 	cancel context.CancelFunc
@@ -34,17 +37,8 @@ func Serve(l net.Listener, take func(context.Context) (Picture, error), logger *
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{l: l, log: logger}
+	s := &Server{l: l, log: logger, take: take}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	var one sync.Mutex
-	s.take = func(ctx context.Context) (Picture, error) {
-		one.Lock()
-		defer one.Unlock()
-		if err := ctx.Err(); err != nil {
-			return Picture{}, err
-		}
-		return take(ctx)
-	}
 	s.wg.Go(s.accept)
 	return s
 }
@@ -97,7 +91,10 @@ func (s *Server) accept() {
 func (s *Server) answer(c net.Conn) {
 	defer c.Close()
 	defer context.AfterFunc(s.ctx, func() { c.Close() })()
-	p, err := s.take(s.ctx)
+	p, err := s.picture(c)
+	if errors.Is(err, errGone) {
+		return
+	}
 	if err == nil {
 		var n int
 		if n, err = p.size(); err == nil && n != len(p.Pixels) {
@@ -114,4 +111,38 @@ func (s *Server) answer(c net.Conn) {
 	}
 	_ = c.SetWriteDeadline(time.Now().Add(sendPatience))
 	_, _ = (&net.Buffers{line, p.Pixels}).WriteTo(c) // the client may have gone
+}
+
+// errGone: the client does not wait any more.
+var errGone = errors.New("the client has gone")
+
+// picture takes one for c when it is its turn. Who has lost patience meanwhile costs nothing, however many those are.
+func (s *Server) picture(c net.Conn) (Picture, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.ctx.Err(); err != nil {
+		return Picture{}, err
+	}
+	if gone(c) {
+		return Picture{}, errGone
+	}
+	return s.take(s.ctx)
+}
+
+// gone says whether the other end of a connection is closed. It does not block.
+func gone(c net.Conn) (ended bool) {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return true
+	}
+	err = raw.Control(func(fd uintptr) {
+		var b [1]byte
+		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		ended = n == 0 && err == nil || errors.Is(err, syscall.ECONNRESET)
+	})
+	return ended || err != nil
 }

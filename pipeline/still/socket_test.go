@@ -1,6 +1,7 @@
 package still
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -48,10 +49,14 @@ func TestAsk(t *testing.T) {
 	_, err = Ask(t.Context(), dir, "no/key")
 	require.ErrorIs(t, err, framering.ErrInvalidArg)
 
+	pictures := make([]Picture, 41) // larger than what a socket holds
+	for i := range pictures {
+		pictures[i] = picture(framering.NV12, 640, 480, uint64(i))
+	}
 	var seq atomic.Uint64
 	s := serve(t, p, func(context.Context) (Picture, error) {
 		if n := seq.Add(1); n%5 != 0 {
-			return picture(framering.NV12, 1280, 720, n), nil
+			return pictures[n], nil
 		}
 		return Picture{}, errors.New("no frame yet")
 	})
@@ -68,7 +73,7 @@ func TestAsk(t *testing.T) {
 					none.Add(1)
 					continue
 				}
-				if want := picture(framering.NV12, 1280, 720, have.Seq); string(want.Pixels) != string(have.Pixels) || want.PTS != have.PTS {
+				if want := pictures[have.Seq]; !bytes.Equal(want.Pixels, have.Pixels) || want.PTS != have.PTS {
 					t.Errorf("picture %d is another one", have.Seq)
 				}
 				got.Add(1)
@@ -164,6 +169,37 @@ func TestServeHostile(t *testing.T) {
 	require.Less(t, time.Since(begun), sendPatience, "those who do not read are not waited for")
 }
 
+// Clients that have lost patience before it was their turn cost no picture.
+func TestServeTheImpatient(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 20*time.Second)
+	dir, p, key := place(t)
+	var taken atomic.Int64
+	begin, taking := make(chan struct{}), make(chan struct{}, 1)
+	serve(t, p, func(context.Context) (Picture, error) {
+		if taken.Add(1) == 1 {
+			taking <- struct{}{}
+			<-begin
+		}
+		return picture(framering.GRAY8, 8, 8, 1), nil
+	})
+	dial := func() net.Conn {
+		c, err := net.Dial("unix", framering.SnapshotPath(dir, key))
+		require.NoError(t, err)
+		return c
+	}
+	first := dial()
+	<-taking
+	for range 100 {
+		require.NoError(t, dial().Close())
+	}
+	close(begin)
+	_, err := Ask(t.Context(), dir, key)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, taken.Load())
+	require.NoError(t, first.Close())
+}
+
 // A service that is closed while a picture is taken ends with it, and the context of taking tells.
 func TestServeClosedWithin(t *testing.T) {
 	testenv.CheckLeaks(t)
@@ -205,6 +241,7 @@ func TestAskHostile(t *testing.T) {
 		"more than agreed": {whole + strings.Repeat("x", 4<<20), true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			dir, p, key := place(t)
 			l, err := p.ListenSnapshot()
 			require.NoError(t, err)
