@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,28 +115,11 @@ func (s *Subscription) tell(what string, more ...any) {
 // await attaches as soon as there is a publisher. When waiting ends first it returns last, the error of the attempt before; when ctx
 // ends, its error.
 func (s *Subscription) await(ctx, waiting context.Context, last error) (*attachment, error) {
-	var appeared <-chan struct{}
-	if w, err := shm.WatchFor(framering.SocketPath(s.o.RuntimeDir, s.o.Key)); err == nil {
-		defer w.Close()
-		appeared = w.C
-	}
-	pause := firstPause
-	timer := time.NewTimer(0) // once more at once: a publisher may have come before the watch
-	defer timer.Stop()
+	tries := newAttempts(s.o.RuntimeDir, s.o.Key, firstPause)
+	defer tries.close()
 	var told string
 	var closed time.Time // since when it lets nobody in
-	for {
-		select {
-		case <-timer.C:
-			pause = min(2*pause, lastPause)
-		case <-appeared:
-			pause = firstPause
-		case <-waiting.Done():
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			return nil, last
-		}
+	for tries.next(waiting) {
 		a, err := s.attach(ctx, nil)
 		if err == nil {
 			return a, nil
@@ -151,7 +135,47 @@ func (s *Subscription) await(ctx, waiting context.Context, last error) (*attachm
 			told = err.Error()
 			s.log.Warn("the publisher cannot be read yet", "error", err)
 		}
-		timer.Reset(pause)
+	}
+	return nil, cmp.Or(ctx.Err(), last)
+}
+
+// attempts paces what tries to attach to a key: at once when its socket appears, else further and further apart.
+type attempts struct {
+	watch    *shm.Appear // nil where it cannot be had
+	appeared <-chan struct{}
+	timer    *time.Timer
+	wait     time.Duration // until the next one
+	pause    time.Duration // between the two behind it
+}
+
+// newAttempts begins them, the first one at once when pause is firstPause: a publisher may have come before the watch.
+func newAttempts(runtimeDir, key string, pause time.Duration) *attempts {
+	a := &attempts{timer: time.NewTimer(time.Hour), wait: pause - firstPause, pause: pause}
+	if w, err := shm.WatchFor(framering.SocketPath(runtimeDir, key)); err == nil {
+		a.watch, a.appeared = w, w.C
+	}
+	return a
+}
+
+// next blocks until the next attempt is due; false when ctx has ended.
+func (a *attempts) next(ctx context.Context) bool {
+	a.timer.Reset(a.wait)
+	select {
+	case <-a.timer.C:
+		a.pause = min(2*a.pause, lastPause)
+	case <-a.appeared:
+		a.pause = firstPause
+	case <-ctx.Done():
+		return false
+	}
+	a.wait = a.pause
+	return true
+}
+
+func (a *attempts) close() {
+	a.timer.Stop()
+	if a.watch != nil {
+		a.watch.Close()
 	}
 }
 

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,29 +152,13 @@ func (s *FrameSubscription) attach(ctx context.Context) error {
 // await attaches as soon as there is a publisher with frames. When waiting ends first it returns last, the error of the attempt before;
 // when ctx ends, its error.
 func (s *FrameSubscription) await(ctx, waiting context.Context, last error) error {
-	var appeared <-chan struct{}
-	if w, err := shm.WatchFor(framering.SocketPath(s.o.RuntimeDir, s.o.Key)); err == nil {
-		defer w.Close()
-		appeared = w.C
-	}
 	pause := firstPause
 	if s.fruitless > 0 { // a publisher that lets subscribers in and ends them at once must not keep this process busy
 		pause = min(firstPause<<min(s.fruitless, 10), lastPause)
 	}
-	timer := time.NewTimer(pause - firstPause)
-	defer timer.Stop()
-	for {
-		select {
-		case <-timer.C:
-			pause = min(2*pause, lastPause)
-		case <-appeared:
-			pause = firstPause
-		case <-waiting.Done():
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return last
-		}
+	tries := newAttempts(s.o.RuntimeDir, s.o.Key, pause)
+	defer tries.close()
+	for tries.next(waiting) {
 		err := s.attach(ctx)
 		if err == nil || errors.Is(err, cudavmm.ErrUnavailable) || errors.Is(err, cudavmm.ErrOtherDevice) || errors.Is(err, os.ErrClosed) {
 			return err
@@ -181,8 +166,8 @@ func (s *FrameSubscription) await(ctx, waiting context.Context, last error) erro
 		if ctx.Err() == nil {
 			last = err
 		}
-		timer.Reset(pause)
 	}
+	return cmp.Or(ctx.Err(), last)
 }
 
 // Next blocks for the next frame and takes a lease on it, see framering.FrameReader.Next. Generation tells whether its Meta is the one
