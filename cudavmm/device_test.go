@@ -248,7 +248,8 @@ func TestImportHostileSizes(t *testing.T) {
 	v, err := d.Device(0)
 	require.NoError(t, err)
 	defer v.Close()
-	for _, c := range [][2]int{{0, 4096}, {-1, 4096}, {1 << 62, 4096}, {1 << 20, 0}, {1 << 20, 3}, {1 << 20, 1 << 62}, {1 << 20, -4096}, {5 << 20, 4096}} {
+	for _, c := range [][2]int{{0, 4096}, {-1, 4096}, {1 << 62, 4096}, {1 << 20, 0}, {1 << 20, 3}, {1 << 20, 1 << 62},
+		{1 << 20, -4096}, {5 << 20, 4096}} {
 		_, err = v.Import(openZero(t), c[0], c[1])
 		require.Error(t, err, "size %d, granularity %d", c[0], c[1])
 	}

@@ -42,7 +42,8 @@ type fakeDriver struct {
 func newFake() *fakeDriver {
 	return &fakeDriver{
 		next: 0x1000, live: map[string]map[uint64]int{}, ranges: map[uint64]uint64{}, mapped: map[uint64]uint64{},
-		access: map[uint64]bool{}, sizes: map[uint64]uint64{}, device: map[uint64]int32{}, failAt: -1, opened: map[[64]byte]bool{}, handles: map[uint64][64]byte{}, openedSize: 4 << 20, code: 999, gpus: 2,
+		access: map[uint64]bool{}, sizes: map[uint64]uint64{}, device: map[uint64]int32{}, failAt: -1, opened: map[[64]byte]bool{},
+		handles: map[uint64][64]byte{}, openedSize: 4 << 20, code: 999, gpus: 2,
 	}
 }
 

@@ -12,7 +12,12 @@ import (
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
-var x264 = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "8", "-bf", "2", "-b_strategy", "0"}
+var (
+	x264   = []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "8", "-bf", "2", "-b_strategy", "0"}
+	libaom = []string{"-c:v", "libaom-av1", "-cpu-used", "8", "-g", "8"}
+	svtav1 = []string{"-c:v", "libsvtav1", "-preset", "12", "-g", "8"}
+	mjpeg  = []string{"-c:v", "mjpeg", "-q:v", "3", "-pix_fmt", "yuvj420p"}
+)
 
 func x265(more string) []string {
 	return []string{"-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=none:keyint=8:min-keyint=8:bframes=2" + more}
@@ -42,9 +47,9 @@ func TestPicturesEqualFFmpeg(t *testing.T) {
 		"h265 1080":                {"a.ts", "1920x1080", 1920, 1080, x265(""), NV12, "nv12"},
 		"h265 10 bit":              {"a.ts", "1920x1080", 1920, 1080, with(x265(""), "-pix_fmt", "yuv420p10le"), P010, "p010le"},
 		"h265 width 426 open gop":  {"a.ts", "426x238", 426, 238, x265(":open-gop=1"), NV12, "nv12"},
-		"av1 odd width":            {"a.mkv", "320x180", 321, 179, []string{"-vf", "scale=321:179", "-c:v", "libaom-av1", "-cpu-used", "8", "-g", "8"}, NV12, "nv12"},
-		"av1 10 bit":               {"a.mkv", "320x180", 320, 180, []string{"-c:v", "libsvtav1", "-preset", "12", "-g", "8", "-pix_fmt", "yuv420p10le"}, P010, "p010le"},
-		"mjpeg odd width, 4:2:0":   {"a.mkv", "320x180", 321, 181, []string{"-vf", "scale=321:181", "-c:v", "mjpeg", "-q:v", "3", "-pix_fmt", "yuvj420p"}, NV12, "yuvj420p"},
+		"av1 odd width":            {"a.mkv", "320x180", 321, 179, with(libaom, "-vf", "scale=321:179"), NV12, "nv12"},
+		"av1 10 bit":               {"a.mkv", "320x180", 320, 180, with(svtav1, "-pix_fmt", "yuv420p10le"), P010, "p010le"},
+		"mjpeg odd width, 4:2:0":   {"a.mkv", "320x180", 321, 181, with(mjpeg, "-vf", "scale=321:181"), NV12, "yuvj420p"},
 		"gray":                     {"a.ts", "320x240", 320, 240, with(x264, "-pix_fmt", "gray"), NV12, "gray"},
 		"h264 4:2:2 is subsampled": {"a.ts", "320x240", 320, 240, with(x264, "-pix_fmt", "yuv422p"), NV12, ""},
 	} {

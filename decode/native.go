@@ -6,7 +6,8 @@ package decode
 // #include <libavutil/error.h>
 // #include <libavutil/pixfmt.h>
 // #include "native.h"
-// enum { cfp_eagain = AVERROR(EAGAIN), cfp_eof = AVERROR_EOF, cfp_enomem = AVERROR(ENOMEM), cfp_external = AVERROR_EXTERNAL, cfp_unknown = AVERROR_UNKNOWN };
+// enum { cfp_eagain = AVERROR(EAGAIN), cfp_enomem = AVERROR(ENOMEM) };
+// enum { cfp_eof = AVERROR_EOF, cfp_external = AVERROR_EXTERNAL, cfp_unknown = AVERROR_UNKNOWN };
 import "C"
 
 import (

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -216,7 +217,7 @@ func TestHostileShm(t *testing.T) {
 	golden := make([]byte, blockSize)
 	copy(golden, unhex(t, goldenHeader))
 	for name, content := range map[string][]byte{
-		"empty": nil, "short": golden[:100], "header alone": golden[:256], "17 slots": append(append(append([]byte(nil), golden[:0x20]...), 17), golden[0x21:]...),
+		"empty": nil, "short": golden[:100], "header alone": golden[:256], "17 slots": slices.Concat(golden[:0x20], []byte{17}, golden[0x21:]),
 		"ones": func() []byte {
 			b := make([]byte, blockSize)
 			for i := range b {

@@ -24,7 +24,8 @@ const (
 
 var msgNames = map[MsgType]string{
 	msgHelloReq: "HELLO_REQ", msgHelloResp: "HELLO_RESP", msgSubscribeReq: "SUBSCRIBE_REQ", msgSubscribeResp: "SUBSCRIBE_RESP",
-	msgVMMFDs: "VMM_FDS", msgUnsubscribe: "UNSUBSCRIBE", msgEventFD: "EVENT_FD", msgShutdown: "SHUTDOWN", msgPing: "PING", msgPong: "PONG", msgError: "ERROR",
+	msgVMMFDs: "VMM_FDS", msgUnsubscribe: "UNSUBSCRIBE", msgEventFD: "EVENT_FD", msgShutdown: "SHUTDOWN", msgPing: "PING",
+	msgPong: "PONG", msgError: "ERROR",
 }
 
 func (t MsgType) String() string {

@@ -36,7 +36,8 @@ func unfinishedMKV(t *testing.T, seconds, size int, args ...string) []byte {
 	out, err := os.Create(path)
 	require.NoError(t, err)
 	defer out.Close()
-	w, err := NewWriter(WriterOptions{Format: MKV, Video: s.Video, Audio: s.Audio, Key: s.Packets[0].Data, Out: out, Seek: true, Start: s.Packets[0].DTS})
+	w, err := NewWriter(WriterOptions{Format: MKV, Video: s.Video, Audio: s.Audio, Key: s.Packets[0].Data, Out: out,
+		Seek: true, Start: s.Packets[0].DTS})
 	require.NoError(t, err)
 	filler := slices.Concat([]byte{0, 0, 0, 1, 12}, bytes.Repeat([]byte{0xFF}, size), []byte{0x80})
 	for _, p := range repeat(s, seconds/3, 3*time.Second) {

@@ -26,7 +26,8 @@ type Reader struct {
 	log    *slog.Logger
 }
 
-// OpenReader opens a recording; when ctx ends, reading does, with its error. start is when its first picture is shown; it counts where the file itself knows no exact time.
+// OpenReader opens a recording; when ctx ends, reading does, with its error. start is when its first picture is shown; it counts where the
+// file itself knows no exact time.
 func OpenReader(ctx context.Context, r io.ReadSeeker, start time.Time, log *slog.Logger) (*Reader, error) {
 	x := &Reader{ctx: ctx, r: r, log: log}
 	if err := x.reopen(); err != nil {

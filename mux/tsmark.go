@@ -8,8 +8,8 @@ import (
 // tsPacket is the size of a packet of a transport stream.
 const tsPacket = 188
 
-// A transport stream has nothing by which a whole file could be told from one that was cut off. A recording has: its first packet says that the last one
-// will say so. Both are null packets (PID 0x1FFF), which every reader of transport streams leaves out.
+// A transport stream has nothing by which a whole file could be told from one that was cut off. A recording has: its first packet says that
+// the last one will say so. Both are null packets (PID 0x1FFF), which every reader of transport streams leaves out.
 var (
 	tsBegin = nullPacket("cfpipe: the end of this recording is marked")
 	tsEnd   = nullPacket("cfpipe: the end of this recording")

@@ -72,7 +72,8 @@ func (m *ErrorMessage) Append(b []byte, h Header) ([]byte, error) {
 	if err != nil {
 		return b, err
 	}
-	for _, v := range [...]uint32{uint32(m.Code), uint32(m.Scope), m.IsFatal, m.RetryAfterMs, m.SessionID, m.FrameID, m.ViewID, uint32(len(m.Diagnostic))} {
+	for _, v := range [...]uint32{uint32(m.Code), uint32(m.Scope), m.IsFatal, m.RetryAfterMs, m.SessionID, m.FrameID, m.ViewID,
+		uint32(len(m.Diagnostic))} {
 		b = le.AppendUint32(b, v)
 	}
 	return appendBlocks(b, m.Diagnostic, m.Extensions), nil

@@ -33,38 +33,41 @@ func layout(s string) []Field {
 	return fields
 }
 
-var headerFields = layout("magic:4 version_major:1 wire_format:1 msg_type:1 header_len:1 flags:4 meta_len:4 body_len:4 session_id:4 frame_id:4 view_id:2 route_id:2 trace_id:8")
+var headerFields = layout("magic:4 version_major:1 wire_format:1 msg_type:1 header_len:1 flags:4 meta_len:4 body_len:4 " +
+	"session_id:4 frame_id:4 view_id:2 route_id:2 trace_id:8")
 
 var metaFields = map[MsgType][]Field{
-	MsgClientHello: layout("min_version_major:1 max_version_major:1 supported_stage_bitmap:2 supported_profile_bitmap:4 supported_payload_kind_bitmap:4 " +
-		"supported_codec_bitmap:4 supported_compression_bitmap:4 supported_dtype_bitmap:4 supported_layout_bitmap:4 cache_digest_bitmap:2 cache_object_bitmap:2 " +
-		"cache_namespace_count:2 max_lane_count:2 max_cache_entries:4 max_cache_bytes:4 target_cadence_x100:2 latency_budget_ms:2 quality_tier:2 degrade_policy:2 " +
-		"requested_session_id:4 auth_bytes:4 control_extension_bytes:4"),
-	MsgServerHelloAck: layout("selected_version_major:1 selected_wire_format:1 auth_status:1 reserved0:1 session_id:4 accepted_profile_bitmap:4 " +
-		"accepted_payload_kind_bitmap:4 accepted_codec_bitmap:4 accepted_compression_bitmap:4 accepted_dtype_bitmap:4 accepted_layout_bitmap:4 cache_digest_bitmap:4 " +
-		"cache_object_bitmap:4 max_cache_entries:4 max_cache_bytes:4 max_lane_count:2 max_concurrent_frames:2 target_cadence_x100:2 latency_budget_ms:2 quality_tier:2 " +
-		"degrade_policy:2 max_body_bytes:4 token_ttl_ms:4 retry_after_ms:4 control_extension_bytes:4 server_flags:4"),
-	MsgSessionPatch: layout("profile_id:2 reserved0:2 patch_mask:4 target_cadence_x100:4 quality_tier:2 degrade_policy:2 active_lane_mask:8 preferred_codec_bitmap:4 " +
-		"preferred_compression_bitmap:4 profile_patch_bytes:4"),
+	MsgClientHello: layout("min_version_major:1 max_version_major:1 supported_stage_bitmap:2 supported_profile_bitmap:4 " +
+		"supported_payload_kind_bitmap:4 supported_codec_bitmap:4 supported_compression_bitmap:4 supported_dtype_bitmap:4 " +
+		"supported_layout_bitmap:4 cache_digest_bitmap:2 cache_object_bitmap:2 cache_namespace_count:2 max_lane_count:2 max_cache_entries:4 " +
+		"max_cache_bytes:4 target_cadence_x100:2 latency_budget_ms:2 quality_tier:2 degrade_policy:2 requested_session_id:4 auth_bytes:4 " +
+		"control_extension_bytes:4"),
+	MsgServerHelloAck: layout("selected_version_major:1 selected_wire_format:1 auth_status:1 reserved0:1 session_id:4 " +
+		"accepted_profile_bitmap:4 accepted_payload_kind_bitmap:4 accepted_codec_bitmap:4 accepted_compression_bitmap:4 " +
+		"accepted_dtype_bitmap:4 accepted_layout_bitmap:4 cache_digest_bitmap:4 cache_object_bitmap:4 max_cache_entries:4 max_cache_bytes:4 " +
+		"max_lane_count:2 max_concurrent_frames:2 target_cadence_x100:2 latency_budget_ms:2 quality_tier:2 degrade_policy:2 " +
+		"max_body_bytes:4 token_ttl_ms:4 retry_after_ms:4 control_extension_bytes:4 server_flags:4"),
+	MsgSessionPatch: layout("profile_id:2 reserved0:2 patch_mask:4 target_cadence_x100:4 quality_tier:2 degrade_policy:2 " +
+		"active_lane_mask:8 preferred_codec_bitmap:4 preferred_compression_bitmap:4 profile_patch_bytes:4"),
 	MsgSessionPatchAck: layout("status:2 reason:2 applied_patch_mask:4 rejected_patch_mask:4 retry_after_ms:4 effective_profile_id:2 reserved0:2 " +
 		"effective_target_cadence_x100:4 effective_quality_tier:2 effective_degrade_policy:2 effective_lane_mask:8 effective_codec_bitmap:4 " +
 		"effective_compression_bitmap:4 profile_patch_ack_bytes:4"),
 	MsgError: layout("code:4 scope:4 is_fatal:4 retry_after_ms:4 session_id:4 frame_id:4 view_id:4 diagnostic_bytes:4"),
-	MsgFrameSubmit: layout("profile_id:2 payload_kind:1 frame_class:1 submit_flags:2 profile_flags:2 latency_budget_ms:2 cadence_hint_x100:2 dependency_frame_id:4 " +
-		"profile_block_bytes:4 payload_descriptor_bytes:4 payload_data_bytes:4 reserved0:4"),
-	MsgResultPush: layout("status_code:2 result_flags:2 active_profile_id:2 payload_kind:1 reserved0:1 inference_ms:2 queue_ms:2 server_total_ms:2 reserved1:2 " +
-		"profile_block_bytes:4 payload_descriptor_bytes:4 payload_data_bytes:4 reserved2:4"),
+	MsgFrameSubmit: layout("profile_id:2 payload_kind:1 frame_class:1 submit_flags:2 profile_flags:2 latency_budget_ms:2 " +
+		"cadence_hint_x100:2 dependency_frame_id:4 profile_block_bytes:4 payload_descriptor_bytes:4 payload_data_bytes:4 reserved0:4"),
+	MsgResultPush: layout("status_code:2 result_flags:2 active_profile_id:2 payload_kind:1 reserved0:1 inference_ms:2 " +
+		"queue_ms:2 server_total_ms:2 reserved1:2 profile_block_bytes:4 payload_descriptor_bytes:4 payload_data_bytes:4 reserved2:4"),
 	MsgCachePut:        layout("namespace:4 object_kind:4 key_hi:8 key_lo:8 ttl_ms:4 object_bytes:4 codec_bitmap:4 flags:4"),
 	MsgCacheAck:        layout("namespace:4 status:4 key_hi:8 key_lo:8 accepted_ttl_ms:4 max_object_bytes:4 detail_code:4 reserved:4"),
 	MsgCacheInvalidate: layout("scope:4 namespace:4 key_hi:8 key_lo:8 object_kind:4 reason_code:4"),
 }
 
 var (
-	tensorSubmitFields = layout("src_width:2 src_height:2 tile_width:2 tile_height:2 tile_count:2 section_count:2 tile_index_mode:1 tensor_flags:1 reserved0:2 " +
-		"tile_base_id:4 camera_bytes:4 tile_index_bytes:4 reserved1:4")
+	tensorSubmitFields = layout("src_width:2 src_height:2 tile_width:2 tile_height:2 tile_count:2 section_count:2 tile_index_mode:1 " +
+		"tensor_flags:1 reserved0:2 tile_base_id:4 camera_bytes:4 tile_index_bytes:4 reserved1:4")
 	tensorResultFields = layout("section_count:2 tile_count:2 tile_index_mode:1 tensor_flags:1 reserved0:2 tile_base_id:4 tile_index_bytes:4")
-	sectionFields      = layout("role_id:2 codec_id:1 dtype_id:1 layout_id:1 scale_policy:1 flags:2 element_count_per_tile:4 codec_table_bytes:4 length_table_bytes:4 " +
-		"payload_bytes:4 payload_stride_bytes:4 reserved:4")
+	sectionFields      = layout("role_id:2 codec_id:1 dtype_id:1 layout_id:1 scale_policy:1 flags:2 element_count_per_tile:4 " +
+		"codec_table_bytes:4 length_table_bytes:4 payload_bytes:4 payload_stride_bytes:4 reserved:4")
 	clampFields = layout("min_width:4 min_height:4 max_width:4 max_height:4")
 )
 

@@ -23,7 +23,8 @@ func hx(s string) []byte {
 }
 
 // goldenHeader is what the header of every case holds beside type and lengths.
-var goldenHeader = Header{Flags: FlagAckRequired | FlagKeyframe, SessionID: 0x11223344, FrameID: 0x55667788, ViewID: 0x99AA, RouteID: 0xBBCC, TraceID: 0x0102030405060708}
+var goldenHeader = Header{Flags: FlagAckRequired | FlagKeyframe, SessionID: 0x11223344, FrameID: 0x55667788, ViewID: 0x99AA, RouteID: 0xBBCC,
+	TraceID: 0x0102030405060708}
 
 // head types the 40 bytes of a header: msg_type, meta_len and body_len in wire order.
 func head(msgType, metaLen, bodyLen string) string {
@@ -97,7 +98,8 @@ var golden = []struct {
 	{"error", head("06", "20000000", "05000000") + `
 		0b000000 02000000 01000000 f4010000 44332211 88776655 aa990000 05000000 // code, scope, fatal, retry, session, frame, view, bytes
 		62757379 21`,
-		&ErrorMessage{Code: CodeServerBusy, Scope: ScopeFrame, IsFatal: 1, RetryAfterMs: 500, SessionID: 0x11223344, FrameID: 0x55667788, ViewID: 0x99AA, Diagnostic: []byte("busy!")}},
+		&ErrorMessage{Code: CodeServerBusy, Scope: ScopeFrame, IsFatal: 1, RetryAfterMs: 500, SessionID: 0x11223344, FrameID: 0x55667788, ViewID: 0x99AA,
+			Diagnostic: []byte("busy!")}},
 	{"frame submit, dense, fixed stride", head("10", "20000000", "60000000") + `
 		0100 00 00 0000 0000 6400 b80b // profile, kind, class, flags, profile flags, latency, cadence
 		00000000 20000000 28000000 18000000 00000000 // dependency, profile block, descriptors, data, reserved
@@ -107,7 +109,8 @@ var golden = []struct {
 		00000000 08000000 18000000 0c000000 00000000 // codec table, length table, payload, stride, reserved
 		0a000000 0a000000 // lengths
 		0102030405060708090a 0000 1112131415161718191a 0000`,
-		&FrameSubmit{ProfileID: 1, LatencyBudgetMs: 100, CadenceHintX100: 3000, Tensor: TensorSubmit{SrcWidth: 32, SrcHeight: 16, TileWidth: 16, TileHeight: 16},
+		&FrameSubmit{ProfileID: 1, LatencyBudgetMs: 100, CadenceHintX100: 3000, Tensor: TensorSubmit{SrcWidth: 32, SrcHeight: 16,
+			TileWidth: 16, TileHeight: 16},
 			TileIndex: TileIndex{Count: 2, Base: 5},
 			Sections: []Section{{RoleID: 7, DType: Uint8, Flags: SectionFixedStride, ElementCountPerTile: 10, PayloadStrideBytes: 12,
 				LengthTable: hx("0a000000 0a000000"), Payload: hx("0102030405060708090a 0000 1112131415161718191a 0000")}}}},
@@ -136,7 +139,8 @@ var golden = []struct {
 	{"frame submit, delta index, nothing changed", head("10", "20000000", "20000000") + `
 		0100 00 03 0000 0000 0000 0000  00000000 20000000 00000000 00000000 00000000
 		2000 1000 1000 1000 0000 0000 02 00 0000  00000000 00000000 00000000 00000000`,
-		&FrameSubmit{ProfileID: 1, FrameClass: ClassDiscardable, Tensor: TensorSubmit{SrcWidth: 32, SrcHeight: 16, TileWidth: 16, TileHeight: 16}, TileIndex: TileIndex{Mode: DeltaU16}}},
+		&FrameSubmit{ProfileID: 1, FrameClass: ClassDiscardable, Tensor: TensorSubmit{SrcWidth: 32, SrcHeight: 16, TileWidth: 16, TileHeight: 16},
+			TileIndex: TileIndex{Mode: DeltaU16}}},
 	{"frame cancel", head("11", "00000000", "00000000"), &Bare{Msg: MsgFrameCancel}},
 	{"result push, bitset", head("12", "20000000", "42000000") + `
 		0100 0600 0100 00 00 0700 0800 1000 0000 // status, flags, profile, kind, reserved, three times, reserved
@@ -146,7 +150,8 @@ var golden = []struct {
 		0900 00 05 00 00 0000 01000000 00000000 08000000 02000000 00000000 00000000
 		01000000 01000000
 		2a 2b`,
-		&ResultPush{StatusCode: StatusDegraded, ResultFlags: ResultFallback | ResultPartial, ActiveProfileID: 1, InferenceMs: 7, QueueMs: 8, ServerTotalMs: 16,
+		&ResultPush{StatusCode: StatusDegraded, ResultFlags: ResultFallback | ResultPartial, ActiveProfileID: 1, InferenceMs: 7,
+			QueueMs: 8, ServerTotalMs: 16,
 			TileIndex: TileIndex{Mode: Bitset, Count: 2, Data: hx("0180")},
 			Sections:  []Section{{RoleID: 9, DType: Uint8, ElementCountPerTile: 1, LengthTable: hx("01000000 01000000"), Payload: hx("2a2b")}}}},
 	{"result drop", head("13", "00000000", "00000000"), &Bare{Msg: MsgResultDrop}},
@@ -154,11 +159,13 @@ var golden = []struct {
 		02000000 01000000 efcdab8967452301 1032547698badcfe // namespace, kind, key_hi, key_lo
 		60ea0000 05000000 03000000 01000000 // ttl, bytes, codecs, flags
 		0102030405`,
-		&CachePut{Namespace: 2, ObjectKind: ObjectCamera, CacheKey: CacheKey{0x0123456789abcdef, 0xfedcba9876543210}, TTLMs: 60000, CodecBitmap: 3, Flags: CachePinned, Object: hx("0102030405")}},
+		&CachePut{Namespace: 2, ObjectKind: ObjectCamera, CacheKey: CacheKey{0x0123456789abcdef, 0xfedcba9876543210}, TTLMs: 60000, CodecBitmap: 3,
+			Flags: CachePinned, Object: hx("0102030405")}},
 	{"cache ack", head("15", "28000000", "00000000") + `
 		02000000 02000000 efcdab8967452301 1032547698badcfe
 		60ea0000 00001000 07000000 00000000 // ttl, max object, detail, reserved`,
-		&CacheAck{Namespace: 2, Status: CacheReplaced, CacheKey: CacheKey{0x0123456789abcdef, 0xfedcba9876543210}, AcceptedTTLMs: 60000, MaxObjectBytes: 1 << 20, DetailCode: 7}},
+		&CacheAck{Namespace: 2, Status: CacheReplaced, CacheKey: CacheKey{0x0123456789abcdef, 0xfedcba9876543210}, AcceptedTTLMs: 60000,
+			MaxObjectBytes: 1 << 20, DetailCode: 7}},
 	{"cache invalidate", head("16", "20000000", "00000000") + `
 		03000000 02000000 efcdab8967452301 1032547698badcfe 01000000 04000000`,
 		&CacheInvalidate{Scope: InvalidateKey, Namespace: 2, CacheKey: CacheKey{0x0123456789abcdef, 0xfedcba9876543210}, ObjectKind: 1, ReasonCode: 4}},

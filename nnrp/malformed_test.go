@@ -19,7 +19,8 @@ func goldenBytes(name string) []byte {
 
 // TestMalformed changes single bytes of golden messages: code, scope and offset of the answer.
 func TestMalformed(t *testing.T) {
-	const submit, twoSections, push = "frame submit, dense, fixed stride", "frame submit, camera, raw index, two sections, codec table", "result push, bitset"
+	const submit, twoSections, push = "frame submit, dense, fixed stride",
+		"frame submit, camera, raw index, two sections, codec table", "result push, bitset"
 	for _, c := range []struct {
 		name   string
 		from   string

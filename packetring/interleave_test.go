@@ -64,7 +64,8 @@ func (s schedule) newModel(newWriter func(publication) storer) (r *ring, reset f
 	save := image{r.hdr.globalSeq.Load(), r.hdr.lastKeyframe.Load(), r.hdr.writeOffset.Load(), nil, append([]byte(nil), r.data...)}
 	for i := range r.slots {
 		l := &r.slots[i]
-		save.slots = append(save.slots, [6]uint64{l.seq.Load(), uint64(l.pts.Load()), uint64(l.dts.Load()), l.offset.Load(), uint64(l.size.Load()), uint64(l.flags.Load())})
+		save.slots = append(save.slots, [6]uint64{l.seq.Load(), uint64(l.pts.Load()), uint64(l.dts.Load()), l.offset.Load(),
+			uint64(l.size.Load()), uint64(l.flags.Load())})
 	}
 	return r, func() storer {
 		r.hdr.globalSeq.Store(save.global)

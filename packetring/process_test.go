@@ -434,5 +434,6 @@ func TestNaiveReaderProcess(t *testing.T) {
 	r := n.finish(t)
 	w.finish(t)
 	require.NotZero(t, r.Read)
-	t.Logf("the specification's reader on our writer: %d packets accepted, %d of them torn (%s), %d overruns noticed", r.Read, r.Torn, r.First, r.Overruns)
+	t.Logf("the specification's reader on our writer: %d packets accepted, %d of them torn (%s), %d overruns noticed", r.Read,
+		r.Torn, r.First, r.Overruns)
 }

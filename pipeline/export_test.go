@@ -149,7 +149,8 @@ func TestPacketsShell(t *testing.T) {
 	defer cam.stop()
 	testenv.NeedTool(t, "ffmpeg")
 	file := filepath.Join(t.TempDir(), "out.mp4")
-	sh := exec.Command("bash", "-c", `set -o pipefail; "$1" packets "$2" --runtime-dir "$3" -f nut --duration 3s | ffmpeg -v error -i - -c:v copy -c:a copy "$4"`,
+	sh := exec.Command("bash", "-c",
+		`set -o pipefail; "$1" packets "$2" --runtime-dir "$3" -f nut --duration 3s | ffmpeg -v error -i - -c:v copy -c:a copy "$4"`,
 		"-", testenv.Binary(t), key, dir, file)
 	out, err := sh.CombinedOutput()
 	require.NoError(t, err, string(out))

@@ -108,7 +108,8 @@ func TestInfer(t *testing.T) {
 	sc.show(0, 0, false)
 	go func() {
 		s, err := Infer(ctx, InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://" + addr, Trust: quictransport.Trust{Fingerprint: server.Fingerprint()},
-			Token: []byte("t0ken"), Tile: 32, InFlight: 1, Latency: 5 * time.Second, Out: w, Backoff: session.Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}})
+			Token: []byte("t0ken"), Tile: 32, InFlight: 1, Latency: 5 * time.Second, Out: w,
+			Backoff: session.Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond}})
 		_ = w.Close()
 		done <- ended{s, err}
 	}()
@@ -189,7 +190,8 @@ func TestInferRefusals(t *testing.T) {
 	sc := newScene(t, dir, key, 64, 64)
 	sc.show(0, 0, false)
 	server, _ := motionRuntime(t, inference.ServerOptions{Token: []byte("t0ken")})
-	o := InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://" + server.Addr().String(), Trust: quictransport.Trust{Fingerprint: server.Fingerprint()}, Out: io.Discard}
+	o := InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://" + server.Addr().String(),
+		Trust: quictransport.Trust{Fingerprint: server.Fingerprint()}, Out: io.Discard}
 	untrusting := o
 	untrusting.Trust = quictransport.Trust{}
 	_, err = Infer(t.Context(), untrusting)
@@ -262,8 +264,9 @@ func TestInferOverALossyPath(t *testing.T) {
 		}
 		return len(b), nil
 	})
-	s, err := Infer(ctx, InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://" + path.Addr().String(), Trust: quictransport.Trust{Fingerprint: server.Fingerprint()},
-		Tile: 32, InFlight: 4, Out: out, Duration: 6 * time.Second})
+	s, err := Infer(ctx, InferOptions{RuntimeDir: dir, Key: key, To: "nnrps://" + path.Addr().String(),
+		Trust: quictransport.Trust{Fingerprint: server.Fingerprint()},
+		Tile:  32, InFlight: 4, Out: out, Duration: 6 * time.Second})
 	require.NoError(t, err)
 	cancel()
 	<-moving

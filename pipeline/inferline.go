@@ -42,9 +42,11 @@ const maxResultBytes = 64 << 20
 func appendResult(b []byte, o *session.Outcome, model inference.Spec, codecs []nnrp.Codec, io *InferOptions) ([]byte, error) {
 	tag, _ := o.Tag.(picture)
 	r := o.Result
-	line := inferLine{Seq: tag.seq, PTS: tag.pts, Time: time.Unix(0, tag.pts).UTC(), FrameID: o.FrameID, StatusCode: r.StatusCode, ResultFlags: r.ResultFlags,
+	line := inferLine{
+		Seq: tag.seq, PTS: tag.pts, Time: time.Unix(0, tag.pts).UTC(), FrameID: o.FrameID, StatusCode: r.StatusCode, ResultFlags: r.ResultFlags,
 		QueueMs: r.QueueMs, InferenceMs: r.InferenceMs, ServerTotalMs: r.ServerTotalMs, RoundTripMs: math.Round(o.Took.Seconds()*1e5) / 100,
-		Tensors: map[string]inferTensor{}}
+		Tensors: map[string]inferTensor{},
+	}
 	if io.Tile > 0 && r.TileIndex.Count != 1 || r.TileIndex.Mode != nnrp.DenseRange || r.TileIndex.Base != 0 {
 		line.TileIDs = r.TileIndex.AppendIDs(nil)
 	}

@@ -25,7 +25,8 @@ func TestIngestLogin(t *testing.T) {
 	src := &script{conns: []func(context.Context, media.Sink) error{refuse, refuse, refuse}}
 	var logs testenv.Log
 	in, err := NewIngest(IngestOptions{
-		Key: ingestKey(t), RuntimeDir: t.TempDir(), Source: src, Live: true, Backoff: 5 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&logs, nil)),
+		Key: ingestKey(t), RuntimeDir: t.TempDir(), Source: src, Live: true, Backoff: 5 * time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(&logs, nil)),
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

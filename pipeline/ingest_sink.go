@@ -163,7 +163,8 @@ func (o *output) packet(p media.Packet, now time.Time) error {
 		o.seen.oversized.Add(1)
 		if now.Sub(o.told) > time.Minute {
 			o.told = now
-			o.in.o.Logger.Warn("packet is too large for the ring, left out; a larger --packet-bytes takes it", "key", o.key, "bytes", len(p.Data), "limit", o.maxPacket())
+			o.in.o.Logger.Warn("packet is too large for the ring, left out; a larger --packet-bytes takes it",
+				"key", o.key, "bytes", len(p.Data), "limit", o.maxPacket())
 		}
 		return nil
 	}
@@ -182,7 +183,8 @@ func (o *output) follow() error {
 			o.have = o.want // other parameter sets for the same pictures: they stand in front of each keyframe
 			return nil
 		}
-		o.in.o.Logger.Info("the stream has changed; a new publication takes over", "key", o.key, "from", media.CodecName(o.have.CodecID), "to", media.CodecName(o.want.CodecID))
+		o.in.o.Logger.Info("the stream has changed; a new publication takes over",
+			"key", o.key, "from", media.CodecName(o.have.CodecID), "to", media.CodecName(o.want.CodecID))
 		if err := o.close(framering.ReasonUpgrade); err != nil {
 			return err
 		}

@@ -47,7 +47,8 @@ func (s *script) times() []time.Time {
 
 var (
 	// 640x360 and 160x120, and the first with another VUI
-	ingestSPS   = []byte{0x67, 0x42, 0xC0, 0x1E, 0xDA, 0x02, 0x80, 0xBF, 0xE5, 0xC0, 0x44, 0x00, 0x00, 0x03, 0x00, 0x04, 0x00, 0x00, 0x03, 0x00, 0xF0, 0x3C, 0x58, 0xBA, 0x80}
+	ingestSPS = []byte{0x67, 0x42, 0xC0, 0x1E, 0xDA, 0x02, 0x80, 0xBF, 0xE5, 0xC0, 0x44, 0x00, 0x00, 0x03, 0x00, 0x04, 0x00, 0x00, 0x03, 0x00,
+		0xF0, 0x3C, 0x58, 0xBA, 0x80}
 	ingestSmall = []byte{0x67, 0x42, 0xC0, 0x0A, 0xD9, 0x0B, 0x13, 0x20}
 	ingestPPS   = []byte{0x68, 0xCE, 0x3C, 0x80}
 )
@@ -369,10 +370,12 @@ func TestIngestEnds(t *testing.T) {
 	}
 	require.NoError(t, run(IngestOptions{Source: one(play)}), "the end of a file")
 	require.ErrorIs(t, run(IngestOptions{Source: one(func(context.Context, media.Sink) error { return io.ErrNoProgress })}), io.ErrNoProgress)
-	require.ErrorIs(t, run(IngestOptions{Live: true, Source: one(func(context.Context, media.Sink) error { return media.ErrUnsupported })}), media.ErrUnsupported)
+	unsupported := one(func(context.Context, media.Sink) error { return media.ErrUnsupported })
+	require.ErrorIs(t, run(IngestOptions{Live: true, Source: unsupported}), media.ErrUnsupported)
 	require.NoError(t, run(IngestOptions{Live: true, Source: &script{}, Duration: 50 * time.Millisecond}), "--duration")
 	starting := func(context.Context, media.Sink) error { return media.ErrUnsupported }
-	again := &script{conns: []func(context.Context, media.Sink) error{play, starting, starting, func(context.Context, media.Sink) error { return framering.ErrIO }}}
+	failing := func(context.Context, media.Sink) error { return framering.ErrIO }
+	again := &script{conns: []func(context.Context, media.Sink) error{play, starting, starting, failing}}
 	require.NoError(t, run(IngestOptions{Live: true, Source: again, Duration: 300 * time.Millisecond, Backoff: time.Millisecond}))
 	require.Len(t, again.times(), 5, "a camera that has worked is not given up for what it says while it starts")
 
@@ -384,7 +387,8 @@ func TestIngestEnds(t *testing.T) {
 	require.ErrorIs(t, in.Run(t.Context()), framering.ErrAlreadyExists, "said before the camera is asked")
 	require.NoError(t, pub.Close(framering.ReasonNormal))
 
-	for _, o := range []IngestOptions{{Key: ""}, {Key: "a b"}, {Key: string(bytes.Repeat([]byte{'x'}, 58))}, {Key: "x", PacketSlots: 1025}, {Key: "x", PacketBytes: -1}, {Key: "x", PacketBytes: 4 << 30}} {
+	for _, o := range []IngestOptions{{Key: ""}, {Key: "a b"}, {Key: string(bytes.Repeat([]byte{'x'}, 58))}, {Key: "x", PacketSlots: 1025},
+		{Key: "x", PacketBytes: -1}, {Key: "x", PacketBytes: 4 << 30}} {
 		_, err := NewIngest(o)
 		require.ErrorIs(t, err, framering.ErrInvalidArg, o.Key)
 	}

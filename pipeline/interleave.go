@@ -90,7 +90,8 @@ func newInterleaver(ctx context.Context, o interleaverOptions) (*interleaver, er
 		return nil, err
 	}
 	life, stop := context.WithCancel(context.Background())
-	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour), limit: restLimit, grace: holdFor}
+	in := &interleaver{log: log, stop: stop, found: make(chan *Subscription), done: make(chan struct{}), timer: time.NewTimer(time.Hour),
+		limit: restLimit, grace: holdFor}
 	if o.Rest > 0 {
 		in.limit = o.Rest
 	}

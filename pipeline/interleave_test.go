@@ -125,10 +125,12 @@ func TestInterleaveLateAudio(t *testing.T) {
 			at := time.Duration(i) * 20 * time.Millisecond
 			time.Sleep(time.Until(start.Add(at)))
 			if i%2 == 0 {
-				_, _ = p.video.Packet(packetring.Packet{PTS: p.base + int64(at), DTS: p.base + int64(at), Flags: packetring.FlagKey | packetring.FlagLastInAU, Data: []byte("v")})
+				_, _ = p.video.Packet(packetring.Packet{PTS: p.base + int64(at), DTS: p.base + int64(at),
+					Flags: packetring.FlagKey | packetring.FlagLastInAU, Data: []byte("v")})
 			}
 			if at >= late {
-				_, _ = p.audio.Packet(packetring.Packet{PTS: p.base + int64(at-late), DTS: p.base + int64(at-late), Flags: packetring.FlagKey | packetring.FlagLastInAU, Data: []byte("a")})
+				_, _ = p.audio.Packet(packetring.Packet{PTS: p.base + int64(at-late), DTS: p.base + int64(at-late),
+					Flags: packetring.FlagKey | packetring.FlagLastInAU, Data: []byte("a")})
 			}
 		}
 	}()

@@ -19,7 +19,8 @@ type MountError struct {
 
 func (e *MountError) Error() string {
 	return fmt.Sprintf("key %q: its publisher answers, but %s/%s is not here: this process has another %s than the publisher (see findmnt %[2]s). "+
-		"Share the publisher's: docker -v /dev/shm:/dev/shm or one tmpfs volume for all, Kubernetes one emptyDir with medium Memory", e.Key, shm.Dir, e.Name, shm.Dir)
+		"Share the publisher's: docker -v /dev/shm:/dev/shm or one tmpfs volume for all, Kubernetes one emptyDir with medium Memory",
+		e.Key, shm.Dir, e.Name, shm.Dir)
 }
 
 // ringMissing is how long a ring may be missing while its publisher's connection stands: one that ends removes its files and

@@ -108,7 +108,8 @@ func TestPythonPackets(t *testing.T) {
 func pythonPackets(t *testing.T, protocol uint32) {
 	testenv.Watchdog(t, 60*time.Second)
 	dir, key := place(t)
-	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Protocol: protocol, Packets: packetring.Config{CodecID: 27, Slots: 64, DataSize: 64 << 10}})
+	pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Protocol: protocol,
+		Packets: packetring.Config{CodecID: 27, Slots: 64, DataSize: 64 << 10}})
 	require.NoError(t, err)
 	defer pub.Close(framering.ReasonNormal)
 	put := func(i int) string {

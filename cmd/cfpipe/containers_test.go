@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -53,7 +54,8 @@ type containers struct {
 
 func newContainers(t *testing.T) *containers {
 	t.Helper()
-	c := &containers{t: t, root: os.Geteuid() == 0, unshare: []string{testenv.NeedTool(t, "unshare"), "--mount", "--pid", "--ipc", "--net", "--uts", "--fork", "--kill-child"}}
+	unshare := []string{testenv.NeedTool(t, "unshare"), "--mount", "--pid", "--ipc", "--net", "--uts", "--fork", "--kill-child"}
+	c := &containers{t: t, root: os.Geteuid() == 0, unshare: unshare}
 	if !c.root {
 		c.unshare = append(c.unshare, "--user", "--map-root-user")
 	}
@@ -84,8 +86,10 @@ func (c *containers) start(run, shm string, command ...string) *testenv.Process 
 	c.n++
 	root := filepath.Join(filepath.Dir(c.run), fmt.Sprintf("root%d", c.n))
 	require.NoError(c.t, os.Mkdir(root, 0o755))
-	cmd := exec.Command(c.unshare[0], append(c.unshare[1:], append([]string{"sh", "-c", container, "sh", root, run, shm, testenv.Root(c.t)}, command...)...)...)
-	cmd.Env = append(os.Environ(), "CFPIPE="+testenv.Binary(c.t), "CLIP="+c.clip, "PYTHONPATH=/repository/clients/python/src", "PYTHONDONTWRITEBYTECODE=1", "READ_ONLY="+c.readOnly)
+	args := []string{"sh", "-c", container, "sh", root, run, shm, testenv.Root(c.t)}
+	cmd := exec.Command(c.unshare[0], slices.Concat(c.unshare[1:], args, command)...)
+	cmd.Env = append(os.Environ(), "CFPIPE="+testenv.Binary(c.t), "CLIP="+c.clip, "PYTHONPATH=/repository/clients/python/src",
+		"PYTHONDONTWRITEBYTECODE=1", "READ_ONLY="+c.readOnly)
 	return testenv.StartCmd(c.t, cmd)
 }
 

@@ -22,11 +22,14 @@ type decodeFlags struct {
 
 func (d *decodeFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&d.options.Slots, "frame-slots", framering.DefaultRingSize, "pictures that the frame ring holds, 1 to 16")
-	f.StringVar(&d.policy, "policy", "drop-oldest", "towards slow readers of frames: drop-oldest, or strict-wait (decoding waits for their acknowledgements)")
-	f.DurationVar(&d.options.AckTimeout, "ack-timeout", framering.DefaultAckTimeout, "strict-wait: drop a reader that owes an acknowledgement for so long")
+	f.StringVar(&d.policy, "policy", "drop-oldest",
+		"towards slow readers of frames: drop-oldest, or strict-wait (decoding waits for their acknowledgements)")
+	f.DurationVar(&d.options.AckTimeout, "ack-timeout", framering.DefaultAckTimeout,
+		"strict-wait: drop a reader that owes an acknowledgement for so long")
 	f.IntVar(&d.options.Device, "device", 0, "GPU to decode on")
 	f.StringVar(&d.memory, "frame-memory", "auto", "where frames lie: auto (where they are decoded), host or cuda")
-	f.IntVar(&d.options.Threads, "decode-threads", 0, "pictures decoded in parallel, each held back by the others; 0 = one, on the CPU its slices in parallel; NVDEC gains up to a tenth by 3")
+	f.IntVar(&d.options.Threads, "decode-threads", 0,
+		"pictures decoded in parallel, each held back by the others; 0 = one, on the CPU its slices in parallel; NVDEC gains up to a tenth by 3")
 }
 
 // parse completes the options; an error is one of usage.
@@ -91,7 +94,7 @@ It goes on with the next publisher of KEY when one has ended (see --no-follow).`
 	f.StringVar(&d.mode, "decode", "auto", "auto (NVDEC where it can, else the CPU), cuda or cpu")
 	d.add(f)
 	f.Uint32Var(&d.options.Protocol, "protocol", 4, "dialect of the control socket: 4, 2 or 1")
-	f.DurationVar(&d.options.WaitForKey, "wait", 10*time.Second, "how long to wait for KEY to be published; 0 = not at all, negative = for ever; status 4 when it ends in vain")
+	waitFlag(f, &d.options.WaitForKey, 10*time.Second, "KEY to be published")
 	f.BoolVar(&d.options.NoFollow, "no-follow", false, "end with the publisher of KEY")
 	return c
 }

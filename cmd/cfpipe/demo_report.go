@@ -143,12 +143,15 @@ func (r *demo) report() error {
 		}
 		packets += check.packets
 		lost += s.Lost
-		fmt.Fprintf(r.w, "  %-28s %-10s %7.2f s %8d  %s\n", filepath.Base(s.Path), s.Start.Local().Format("15:04:05"), s.Duration, check.packets, yesNo(check.firstKey))
+		fmt.Fprintf(r.w, "  %-28s %-10s %7.2f s %8d  %s\n", filepath.Base(s.Path), s.Start.Local().Format("15:04:05"), s.Duration,
+			check.packets, yesNo(check.firstKey))
 	}
 	published, relayed := r.published.packets.Load(), r.viewer.packets.Load()
-	fmt.Fprintf(r.w, "\n  published   %d access units, %s; dts never steps back: %s\n", published, mebibyte(r.published.bytes.Load()), yesNo(r.published.dtsStepped == 0))
+	fmt.Fprintf(r.w, "\n  published   %d access units, %s; dts never steps back: %s\n", published, mebibyte(r.published.bytes.Load()),
+		yesNo(r.published.dtsStepped == 0))
 	fmt.Fprintf(r.w, "  recorded    %d in %d files, %d lost\n", packets, len(r.segments), lost)
-	fmt.Fprintf(r.w, "  relayed     %d to FFmpeg; first picture %d ms after asking, a keyframe: %s\n", relayed, r.viewer.wait.Milliseconds(), yesNo(r.viewer.firstKey))
+	fmt.Fprintf(r.w, "  relayed     %d to FFmpeg; first picture %d ms after asking, a keyframe: %s\n", relayed,
+		r.viewer.wait.Milliseconds(), yesNo(r.viewer.firstKey))
 
 	if want := published - r.published.beforeKey; packets != want {
 		fault("%d access units recorded, %d published", packets, want)

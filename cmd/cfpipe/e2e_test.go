@@ -253,7 +253,8 @@ func TestKillEveryStage(t *testing.T) {
 	s.published(key, 1)
 	require.Less(t, time.Since(begin), 4*time.Second)
 	s.published(key, 150)
-	out, err := exec.Command(testenv.NeedTool(t, "ffprobe"), "-v", "error", "-rtsp_transport", "tcp", "-read_intervals", "%+#20", "-show_entries", "packet=flags",
+	out, err := exec.Command(testenv.NeedTool(t, "ffprobe"), "-v", "error", "-rtsp_transport", "tcp", "-read_intervals", "%+#20",
+		"-show_entries", "packet=flags",
 		"-select_streams", "v", "-of", "csv=p=0", relayURL).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.True(t, strings.HasPrefix(string(out), "K"), "%s", out)

@@ -83,7 +83,8 @@ type siteLine struct {
 
 func newSiteLine(f pipeline.Recorded) siteLine {
 	return siteLine{
-		Key: f.Key, Path: f.Path, Start: f.Start, End: f.End, Bytes: f.Bytes, Packets: f.Packets, Lost: f.Lost, Discontinuous: f.Discontinuous, Event: f.Event,
+		Key: f.Key, Path: f.Path, Start: f.Start, End: f.End, Bytes: f.Bytes, Packets: f.Packets, Lost: f.Lost,
+		Discontinuous: f.Discontinuous, Event: f.Event,
 		Keyframes: f.Keyframes, VideoCodec: f.Video, AudioCodec: f.Audio, Width: f.Width, Height: f.Height, Cause: f.Cause, Cut: f.Err != nil,
 	}
 }

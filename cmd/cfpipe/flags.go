@@ -6,10 +6,18 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/cfpipe/cfpipe/framering"
 	sites "github.com/cfpipe/cfpipe/pipeline/site"
 )
+
+// waitFlag adds --wait to commands that wait for what, at most d unless told otherwise.
+func waitFlag(f *pflag.FlagSet, wait *time.Duration, d time.Duration, what string) {
+	f.DurationVar(wait, "wait", d, "how long to wait for "+what+"; 0 = not at all, negative = for ever; status 4 when it ends in vain")
+}
 
 // checkKeys makes a key that cannot be one wrong usage.
 func checkKeys(keys ...string) error {

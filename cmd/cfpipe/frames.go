@@ -56,7 +56,7 @@ stand in the ring (NV12 or P010), plane after plane, without the padding of line
 	f.Uint64Var(&e.Count, "count", 0, "stop after so many pictures; 0 = when stopped")
 	f.DurationVar(&e.Duration, "duration", 0, "stop after so much; 0 = when stopped")
 	f.BoolVar(&meta, "json", false, "write a line of JSON for each picture to standard error")
-	f.DurationVar(&e.WaitForKey, "wait", 0, "how long to wait for KEY's frames; 0 = not at all, negative = for ever; status 4 when it ends in vain")
+	waitFlag(f, &e.WaitForKey, 0, "KEY's frames")
 	f.BoolVar(&e.Follow, "follow", false, "go on with the next publisher when this one has ended")
 	f.IntVar(&e.Device, "device", 0, "GPU on which frames in GPU memory are read")
 	return c

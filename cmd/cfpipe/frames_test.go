@@ -27,8 +27,9 @@ func TestFramesEqualFFmpeg(t *testing.T) {
 		sampleBytes  int
 		encode       []string
 	}{
-		"h264 1080":   {"1920x1080", "nv12", 1, []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "12", "-bf", "2"}},
-		"h265 10 bit": {"640x360", "p010le", 2, []string{"-c:v", "libx265", "-preset", "ultrafast", "-pix_fmt", "yuv420p10le", "-x265-params", "log-level=none:keyint=12:bframes=2"}},
+		"h264 1080": {"1920x1080", "nv12", 1, []string{"-c:v", "libx264", "-preset", "ultrafast", "-g", "12", "-bf", "2"}},
+		"h265 10 bit": {"640x360", "p010le", 2, []string{"-c:v", "libx265", "-preset", "ultrafast", "-pix_fmt", "yuv420p10le",
+			"-x265-params", "log-level=none:keyint=12:bframes=2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "cf")
@@ -49,12 +50,15 @@ func TestFramesEqualFFmpeg(t *testing.T) {
 
 			// The readers are there first, and decoding waits for them: on a busy machine too they see the clip's 3 s.
 			read := func(key string) *testenv.Process {
-				return testenv.StartCmd(t, exec.Command(bin, "--runtime-dir", dir, "frames", key, "-f", "raw", "--json", "--count", "20", "--wait", "30s", "--log-level", "error"))
+				return testenv.StartCmd(t, exec.Command(bin, "--runtime-dir", dir, "frames", key, "-f", "raw", "--json", "--count", "20",
+					"--wait", "30s", "--log-level", "error"))
 			}
 			own, other := read(key), read(key+"-d")
 			patient := []string{"--policy", "strict-wait", "--ack-timeout", "20s"}
-			dec := testenv.Start(t, bin, append([]string{"--runtime-dir", dir, "decode", key, "--key", key + "-d", "--decode", "auto", "--frame-slots", "8", "--wait", "30s"}, patient...)...)
-			in := testenv.Start(t, bin, append([]string{"--runtime-dir", dir, "ingest", clip, "--key", key, "--realtime", "--no-audio", "--decode", "cpu"}, patient...)...)
+			dec := testenv.Start(t, bin, append([]string{"--runtime-dir", dir, "decode", key, "--key", key + "-d", "--decode", "auto", "--frame-slots", "8",
+				"--wait", "30s"}, patient...)...)
+			in := testenv.Start(t, bin, append([]string{"--runtime-dir", dir, "ingest", clip, "--key", key, "--realtime", "--no-audio",
+				"--decode", "cpu"}, patient...)...)
 			snap := filepath.Join(dir, "snap.jpg")
 			for key, p := range map[string]*testenv.Process{key: own, key + "-d": other} {
 				require.NoError(t, p.WaitFor(t, 30*time.Second))

@@ -77,7 +77,7 @@ func newInferCommand(o *globalOptions) *cobra.Command {
 	f.BoolVar(&i.SDK, "sdk-hello", false, "send CLIENT_HELLO in the public SDKs' order")
 	f.Uint64Var(&i.Count, "count", 0, "stop after so many results; 0 = when stopped")
 	f.DurationVar(&i.Duration, "duration", 0, "stop after so much; 0 = when stopped")
-	f.DurationVar(&i.WaitForKey, "wait", 0, "how long to wait for KEY's frames; 0 = not at all, negative = for ever; status 4 when it ends in vain")
+	waitFlag(f, &i.WaitForKey, 0, "KEY's frames")
 	f.IntVar(&i.Device, "device", 0, "GPU on which frames in GPU memory are read")
 	return c
 }

@@ -114,7 +114,8 @@ and what a keyframe interval has to fit into. /dev/shm must have room for it.` +
 	f.Var(&packetBytes, "packet-bytes", "bytes that the packet ring holds (default 16MiB)")
 	f.StringVar(&d.mode, "decode", "off", "pictures of the video under the same key: off, auto (NVDEC where it can, else the CPU), cuda or cpu")
 	d.add(f)
-	f.Uint32Var(&i.Protocol, "protocol", 4, "dialect of KEY for older readers: 4, 2 (frames in GPU memory by CUDA IPC), or 1 (frames alone; the packets are KEY-source then)")
+	f.Uint32Var(&i.Protocol, "protocol", 4,
+		"dialect of KEY for older readers: 4, 2 (frames in GPU memory by CUDA IPC), or 1 (frames alone; the packets are KEY-source then)")
 	f.DurationVar(&i.Duration, "duration", 0, "stop after so much; 0 = when stopped")
 	f.BoolVar(&src.Loop, "loop", false, "files: begin again at the end")
 	f.BoolVar(&src.Realtime, "realtime", false, "files: play at their own speed")

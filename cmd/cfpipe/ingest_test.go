@@ -81,7 +81,8 @@ func TestIngestCamera(t *testing.T) {
 	dir, key := ingestPlace(t)
 	file := filepath.Join(dir, "password")
 	require.NoError(t, os.WriteFile(file, []byte("p@s\"s:/?#w$rd\n"), 0o600))
-	p := testenv.Start(t, bin, "ingest", camera.URL(0), "--key", key, "--runtime-dir", dir, "--username", "admin", "--password-file", file, "--log-level", "debug")
+	p := testenv.Start(t, bin, "ingest", camera.URL(0), "--key", key, "--runtime-dir", dir, "--username", "admin",
+		"--password-file", file, "--log-level", "debug")
 	testenv.Eventually(t, 20*time.Second, func() error { return published(dir, key, key+"-audio") })
 	require.Equal(t, 1, camera.Sessions())
 
@@ -160,12 +161,11 @@ func ringInode(t *testing.T, key string) uint64 {
 // Files and standard input.
 func TestIngestFiles(t *testing.T) {
 	testenv.Watchdog(t, time.Minute)
-	ffmpeg := testenv.NeedTool(t, "ffmpeg")
 	bin := testenv.Binary(t)
 	dir, key := ingestPlace(t)
 	clip := filepath.Join(dir, "clip.ts")
-	out, err := exec.Command(ffmpeg, "-v", "error", "-f", "lavfi", "-i", "testsrc2=s=320x180:r=25:d=2", "-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-pix_fmt", "yuv420p", clip).CombinedOutput()
-	require.NoError(t, err, string(out))
+	testenv.FFmpeg(t, "-f", "lavfi", "-i", "testsrc2=s=320x180:r=25:d=2",
+		"-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-pix_fmt", "yuv420p", clip)
 
 	looped := testenv.Start(t, bin, "ingest", clip, "--key", key, "--runtime-dir", dir, "--loop", "--realtime", "--duration", "5s")
 	testenv.Eventually(t, 10*time.Second, func() error { return published(dir, key) })
@@ -180,7 +180,7 @@ func TestIngestFiles(t *testing.T) {
 	defer f.Close()
 	cmd := exec.Command(bin, "ingest", "-", "--key", key, "--runtime-dir", dir)
 	cmd.Stdin = f
-	out, err = cmd.CombinedOutput()
+	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Contains(t, string(out), "publishing")
 }

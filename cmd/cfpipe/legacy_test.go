@@ -56,7 +56,8 @@ func TestProtocol2(t *testing.T) {
 		packets := testenv.StartCmd(t, cmd)
 		require.NoError(t, packets.WaitFor(t, 30*time.Second), packets.Stderr())
 		require.NoError(t, f.Close())
-		checked, err := exec.Command(ffprobe, "-v", "error", "-count_packets", "-show_entries", "stream=codec_name,nb_read_packets", "-of", "csv=p=0", file).CombinedOutput()
+		checked, err := exec.Command(ffprobe, "-v", "error", "-count_packets", "-show_entries", "stream=codec_name,nb_read_packets",
+			"-of", "csv=p=0", file).CombinedOutput()
 		require.NoError(t, err, string(checked))
 		require.Contains(t, string(checked), "h264", k)
 	}
@@ -68,7 +69,8 @@ func TestProtocol2(t *testing.T) {
 		require.Greater(t, checkSegment(t, segments[0].Path), 10)
 	}
 	relay := s.start("relay", key, "--listen", "127.0.0.1:0")
-	relayed, err := exec.Command(ffprobe, "-v", "error", "-rtsp_transport", "tcp", "-read_intervals", "%+#10", "-show_entries", "packet=flags", "-of", "csv=p=0", s.line(relay)).CombinedOutput()
+	relayed, err := exec.Command(ffprobe, "-v", "error", "-rtsp_transport", "tcp", "-read_intervals", "%+#10", "-show_entries", "packet=flags",
+		"-of", "csv=p=0", s.line(relay)).CombinedOutput()
 	require.NoError(t, err, string(relayed))
 	require.True(t, strings.HasPrefix(string(relayed), "K"), "%s", relayed)
 	picture := filepath.Join(t.TempDir(), "a.jpg")

@@ -81,7 +81,8 @@ func TestChainAcrossNamespaces(t *testing.T) {
 	require.GreaterOrEqual(t, last.RoundTrip, 50.0, "the path is in between")
 	seconds := float64(last.PTS-first.PTS) / 1e9
 	pictures := last.Seq - first.Seq + 1
-	t.Logf("%d results for %d pictures in %.1f s, the newest %v old; KiB: runtime %d → %d, infer %d → %d", len(lines), pictures, seconds, behind, before[0], after[0], before[1], after[1])
+	t.Logf("%d results for %d pictures in %.1f s, the newest %v old; KiB: runtime %d → %d, infer %d → %d", len(lines), pictures, seconds, behind,
+		before[0], after[0], before[1], after[1])
 	require.Greater(t, float64(len(lines))/seconds, 3.0, "results a second")
 	require.Less(t, int64(len(lines)), pictures, "what the path is too slow for is passed over")
 	require.Less(t, behind, 3*time.Second, "and not queued: the results are those of new pictures")

@@ -25,8 +25,9 @@ func newNNRPDumpCommand(*globalOptions) *cobra.Command {
 		Long: "Reads captured NNRP bytes, messages one after another, and prints each as one line of JSON with every field by its name in\n" +
 			"the specification. Large blocks are shown by their SHA-256, the auth_block by its length alone.\n" +
 			"A malformed message ends it with status 1; the error's name and the byte's offset in the input go to stderr.\n" + exitStatusHelp,
-		Example: "  cfpipe nnrp dump capture.bin | jq 'select(.message == \"FRAME_SUBMIT\") | .metadata'\n  cfpipe nnrp dump --reencode - < capture.bin | cmp - capture.bin",
-		Args:    oneFile,
+		Example: "  cfpipe nnrp dump capture.bin | jq 'select(.message == \"FRAME_SUBMIT\") | .metadata'\n" +
+			"  cfpipe nnrp dump --reencode - < capture.bin | cmp - capture.bin",
+		Args: oneFile,
 		RunE: func(c *cobra.Command, a []string) error {
 			in := c.InOrStdin()
 			if a[0] != "-" {

@@ -43,9 +43,10 @@ func newNNRPServeCommand(o *globalOptions) *cobra.Command {
 			"Without --cert a certificate is made for this run. The address and the certificate's SHA-256 fingerprint, which clients can\n" +
 			"pin, are printed to stdout. With --token-file only clients that know the token are served.\n" +
 			"A frame that cannot be done within its latency budget is refused at once (server_busy), never queued for later.\n" + exitStatusHelp,
-		Example: "  cfpipe nnrp serve --listen :4433\n  cfpipe nnrp serve --engine onnx --model yolo.onnx --cert cert.pem --key-file key.pem --token-file token",
-		Args:    noArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return s.run(c, o) },
+		Example: "  cfpipe nnrp serve --listen :4433\n" +
+			"  cfpipe nnrp serve --engine onnx --model yolo.onnx --cert cert.pem --key-file key.pem --token-file token",
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return s.run(c, o) },
 	}
 	f := c.Flags()
 	f.StringVar(&s.Listen, "listen", ":4433", "UDP address; port 0 takes a free one")

@@ -159,7 +159,8 @@ func TestNNRPServeMetrics(t *testing.T) {
 	o.Release()
 	require.ErrorIs(t, submit(2).Err, nnrp.ErrUnsupportedCapability, "the engine takes one section")
 	_, body = request("GET", at.Metrics)
-	for _, line := range []string{"cfpipe_nnrp_sessions 1", `cfpipe_nnrp_sessions_total{outcome="accepted"} 1`, `cfpipe_nnrp_sessions_total{outcome="busy"} 1`,
+	for _, line := range []string{"cfpipe_nnrp_sessions 1", `cfpipe_nnrp_sessions_total{outcome="accepted"} 1`,
+		`cfpipe_nnrp_sessions_total{outcome="busy"} 1`,
 		`cfpipe_nnrp_frames_total{outcome="result"} 1`, `cfpipe_nnrp_frames_total{outcome="unsupported_capability"} 1`, "cfpipe_nnrp_queue_seconds_count 1",
 		"cfpipe_nnrp_inference_seconds_count 1", "cfpipe_nnrp_batch_frames_sum 1"} {
 		require.Contains(t, body, "\n"+line+"\n")
@@ -193,7 +194,8 @@ func TestInferUsage(t *testing.T) {
 		c.SetOut(&out)
 		return c.ExecuteContext(t.Context())
 	}
-	for _, a := range [][]string{{}, {"cam"}, {"cam", "--to", "https://x"}, {"cam", "--to", "nnrps://x", "--size", "640"}, {"cam", "--to", "nnrps://x", "--dtype", "int4"},
+	for _, a := range [][]string{{}, {"cam"}, {"cam", "--to", "https://x"}, {"cam", "--to", "nnrps://x", "--size", "640"},
+		{"cam", "--to", "nnrps://x", "--dtype", "int4"},
 		{"cam", "--to", "nnrps://x", "--layout", "chw"}, {"cam", "--to", "nnrps://x", "--tensors", "text"}, {"cam", "--to", "nnrps://x", "--latency", "2m"},
 		{"cam", "--to", "nnrps://x", "--channels", "2"}, {"cam", "--to", "nnrps://x", "--fps", "-1"},
 		{"cam", "--to", "nnrps://x", "--fingerprint", "00ff"}, {"cam", "--to", "nnrps://x", "--fingerprint", strings.Repeat("0g", 32)}} {

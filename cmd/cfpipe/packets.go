@@ -65,7 +65,7 @@ It ends with the publication (see --follow), and quietly when whoever reads the 
 	f.DurationVar(&e.Duration, "duration", 0, "stop after so much; 0 = when stopped")
 	f.Uint64Var(&e.Count, "count", 0, "stop after so many access units; 0 = when stopped")
 	f.StringVar(&from, "from", "live", "where to begin: live (newest keyframe) or oldest (all that the ring holds)")
-	f.DurationVar(&e.WaitForKey, "wait", 0, "how long to wait for KEY to be published; 0 = not at all, negative = for ever; status 4 when it ends in vain")
+	waitFlag(f, &e.WaitForKey, 0, "KEY to be published")
 	f.BoolVar(&e.Follow, "follow", false, "go on with the next publisher when this one has ended")
 	f.BoolVar(&e.NoAudio, "no-audio", false, "leave KEY-audio out")
 	return c

@@ -35,7 +35,8 @@ it is complete when it is reported.
 
 A file begins at a keyframe. The next one begins at the first keyframe after --segment, after a gap, and when the size or the
 codec of the pictures changes. The times at which segments end are a grid that begins with the first file, and with the file
-after each gap: they do not drift. Ctrl-C or SIGTERM finishes the file. The recording stays when the publisher or the disk goes away, and goes on when it is back.
+after each gap: they do not drift. Ctrl-C or SIGTERM finishes the file. The recording stays when the publisher or the disk goes
+away, and goes on when it is back.
 
 fmp4 and mkv can be played at any moment and lose at most the second in flight when the power fails or the process is killed;
 so does ts. mp4 is fragmented as well while it is written, and gets an ordinary index at its end. G.711 and L16 in MP4 are
@@ -120,12 +121,13 @@ second in flight in all three.` + "\n" + waitStatusHelp,
 	f.StringVarP(&r.Out, "out", "o", "", "name of the files: strftime conversions and %{key}")
 	f.StringVarP(&format, "format", "f", "", "fmp4, mkv, ts or mp4; without it the extension of --out says: .mp4 is fmp4, .mkv, .ts")
 	f.DurationVar(&r.Segment, "segment", time.Minute, "length of a file; 0 = one file")
-	f.DurationVar(&r.Pre, "pre", 0, "begin so far in the past, as far as the ring still holds it; with --on-event so far before the trigger (default 10s then)")
+	f.DurationVar(&r.Pre, "pre", 0,
+		"begin so far in the past, as far as the ring still holds it; with --on-event so far before the trigger (default 10s then)")
 	f.BoolVar(&onEvent, "on-event", false, "record around events alone, see cfpipe trigger")
 	f.DurationVar(&event.Post, "post", 10*time.Second, "with --on-event: go on for so long after the trigger, or its end")
 	f.DurationVar(&event.Longest, "longest", 10*time.Minute, "with --on-event: bound of an event, --pre and --post included; 0 = none")
 	f.DurationVar(&r.Duration, "duration", 0, "stop after so much is recorded, what --pre brings included; 0 = when stopped")
-	f.DurationVar(&r.WaitForKey, "wait", 0, "how long to wait for KEY to be published; 0 = not at all, negative = for ever; status 4 when it ends in vain")
+	waitFlag(f, &r.WaitForKey, 0, "KEY to be published")
 	f.StringVar(&fsync, "fsync", string(mux.FsyncNever), "fragment, segment or never")
 	f.BoolVar(&r.NoAudio, "no-audio", false, "leave KEY-audio out")
 	f.BoolVar(&asJSON, "json", false, "print a JSON line for each finished file")

@@ -35,9 +35,10 @@ const waitStatusHelp = exitStatusHelp + "  4  timed out: --wait ended without KE
 func newRootCommand() *cobra.Command {
 	o := &globalOptions{}
 	root := &cobra.Command{
-		Use:           "cfpipe",
-		Short:         "Share cameras between processes through shared memory",
-		Long:          "cfpipe owns each camera once, writes its packets and pictures into shared memory,\nand lets any number of other processes record, relay, decode or analyse them.",
+		Use:   "cfpipe",
+		Short: "Share cameras between processes through shared memory",
+		Long: "cfpipe owns each camera once, writes its packets and pictures into shared memory,\n" +
+			"and lets any number of other processes record, relay, decode or analyse them.",
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -75,7 +76,8 @@ func newRootCommand() *cobra.Command {
 		newSnapshotCommand(o),
 		newTriggerCommand(o),
 		&cobra.Command{
-			Use: "version", Short: "Print the version", Long: "Prints the version, as --version does.\n" + exitStatusHelp, Example: "  cfpipe version", Args: noArgs,
+			Use: "version", Short: "Print the version", Long: "Prints the version, as --version does.\n" + exitStatusHelp,
+			Example: "  cfpipe version", Args: noArgs,
 			RunE: func(c *cobra.Command, _ []string) error {
 				_, err := fmt.Fprintln(c.OutOrStdout(), "cfpipe version "+version)
 				return err

@@ -23,14 +23,15 @@ func newRunCommand(o *globalOptions) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run FILE",
 		Short: "Run a site: many cameras and what is done with them, from one file",
-		Long: `Run starts what a YAML file asks for, cameras, their recordings and events, inference, pushes, a relay, and keeps it running. The stages are those of the other commands
-and are connected by rings alone; one that fails is started again after a pause that grows from 1 s to a minute, and touches no other.
-All run in this process unless the file says "isolation: process" for one.
+		Long: `Run starts what a YAML file asks for, cameras, their recordings and events, inference, pushes, a relay, and keeps it running.
+The stages are those of the other commands and are connected by rings alone; one that fails is started again after a pause that
+grows from 1 s to a minute, and touches no other. All run in this process unless the file says "isolation: process" for one.
 
 The file is read again at SIGHUP and when it changes: only stages whose part of it has changed are restarted. A file with an error
 changes nothing. SIGINT and SIGTERM stop the cameras first; what the rings hold is recorded, and the files are finished.
 
---check names what is wrong with the file, each with its line, warns of what is hardly meant and of folders that this user cannot write, and starts nothing. --schema prints the JSON Schema of the file for editors.
+--check names what is wrong with the file, each with its line, warns of what is hardly meant and of folders that this user cannot
+write, and starts nothing. --schema prints the JSON Schema of the file for editors.
 
 Secrets do not stand in the file: name files (password_file) or environment variables (${NAME}).` + "\n" + exitStatusHelp,
 		Example: `  cfpipe run site.yaml --check && cfpipe run site.yaml

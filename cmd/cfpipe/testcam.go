@@ -86,7 +86,8 @@ func newTestcamCommand(o *globalOptions) *cobra.Command {
 	f.StringVar(&file, "file", "", "loop this clip instead of the built-in one")
 	f.StringVar(&options.Username, "username", "", "ask readers for this user name")
 	f.StringVar(&passwordFile, "password-file", "", "file that holds the password")
-	f.BoolVar(&asJSON, "json", false, "print a JSON line for each camera, its url, and for each reader that leaves: access units sent, times of the first and the last")
+	f.BoolVar(&asJSON, "json", false,
+		"print a JSON line for each camera, its url, and for each reader that leaves: access units sent, times of the first and the last")
 	f.Float64Var(&options.Loss, "loss", 0, "part of the RTP packets over UDP that get lost, 0 to 1")
 	f.StringVar(&options.Multicast, "multicast", "", "serve multicast from this range too, for example 239.255.42.0/24")
 	return c

@@ -44,7 +44,8 @@ func TestUsageSays(t *testing.T) {
 		{"no frames of -2×1080 pixels", []string{"bench", "frames", "--width", "-2"}},
 		{"a side of 64 to 2048", []string{"bench", "nnrp", "--side", "1"}},
 		{"did you mean rtsp://127.0.0.1:8555/cam0?", []string{"ingest", "127.0.0.1:8555/cam0", "--key", "a"}},
-		{"fingerprint \"abcd\": it is not a SHA-256 in hex (64 digits)", []string{"ingest", "rtsps://127.0.0.1:1/x", "--key", "a", "--fingerprint", "abcd"}},
+		{"fingerprint \"abcd\": it is not a SHA-256 in hex (64 digits)", []string{"ingest", "rtsps://127.0.0.1:1/x",
+			"--key", "a", "--fingerprint", "abcd"}},
 		{"transport \"tpc\" is not one of auto, tcp, udp, multicast", []string{"ingest", "rtsp://127.0.0.1:1/x", "--key", "a", "--transport", "tpc"}},
 		{"--segment -5s: a duration is not negative", []string{"record", "a", "--out", "x.mp4", "--segment", "-5s"}},
 		{"cfpipe ls takes flags alone, not \"cam1\"", []string{"ls", "cam1"}},
@@ -81,7 +82,8 @@ func TestUnknownCommand(t *testing.T) {
 		require.Equal(t, exitUsage, exitStatus(err), line)
 		require.ErrorContains(t, err, says)
 	}
-	for _, line := range []string{"", "--help", "--version", "version", "record cam1", "bench frames --help", "--runtime-dir x ls", "help record", "completion bash"} {
+	for _, line := range []string{"", "--help", "--version", "version", "record cam1", "bench frames --help",
+		"--runtime-dir x ls", "help record", "completion bash"} {
 		require.NoError(t, checkCommand(newRootCommand(), strings.Fields(line)), line)
 	}
 	out, err := execute(t.Context(), "version")
@@ -94,14 +96,16 @@ func TestRecordFormat(t *testing.T) {
 		format, out string
 		want        mux.Format
 	}{
-		{"", "a.mp4", mux.FMP4}, {"", "a.MKV", mux.MKV}, {"", "%H.ts", mux.TS}, {"mp4", "a.mp4", mux.MP4}, {"fmp4", "a.mp4", mux.FMP4}, {"ts", "a.ts", mux.TS},
+		{"", "a.mp4", mux.FMP4}, {"", "a.MKV", mux.MKV}, {"", "%H.ts", mux.TS}, {"mp4", "a.mp4", mux.MP4},
+		{"fmp4", "a.mp4", mux.FMP4}, {"ts", "a.ts", mux.TS},
 	} {
 		f, err := recordFormat(c.format, c.out)
 		require.NoError(t, err)
 		require.Equal(t, c.want, f, c.out)
 	}
 	for _, c := range []struct{ format, out, says string }{
-		{"", "a.avi", "must end in .mp4, .mkv or .ts"}, {"mkv", "a.mp4", "must end in .mkv"}, {"mp4", "a.ts", "must end in .mp4"}, {"nut", "a.ts", "fmp4, mkv, ts or mp4"},
+		{"", "a.avi", "must end in .mp4, .mkv or .ts"}, {"mkv", "a.mp4", "must end in .mkv"}, {"mp4", "a.ts", "must end in .mp4"},
+		{"nut", "a.ts", "fmp4, mkv, ts or mp4"},
 		{"", t.TempDir(), "is a folder"},
 	} {
 		_, err := recordFormat(c.format, c.out)
@@ -149,7 +153,8 @@ func TestFailureInJSON(t *testing.T) {
 
 // Another user's key is no dead one: a row says so, and one note below the table what to do.
 func TestNoAccess(t *testing.T) {
-	keys := []pipeline.KeyStatus{{Key: "a", NoAccess: true, Error: "denied"}, {Key: "b", Alive: true, PID: 7}, {Key: "c", NoAccess: true, Error: "denied"}}
+	keys := []pipeline.KeyStatus{{Key: "a", NoAccess: true, Error: "denied"}, {Key: "b", Alive: true, PID: 7},
+		{Key: "c", NoAccess: true, Error: "denied"}}
 	var out strings.Builder
 	require.NoError(t, printKeys(&out, keys))
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")

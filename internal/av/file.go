@@ -20,8 +20,8 @@ import (
 const (
 	// fileChunk is read from a file at once.
 	fileChunk = 128 << 10
-	// fileFormats are FFmpeg's names of the containers that recordings have. Others name files and addresses of their own (playlists, SDP, concat lists):
-	// what lies in a file must not choose them.
+	// fileFormats are FFmpeg's names of the containers that recordings have. Others name files and addresses of their own (playlists, SDP,
+	// concat lists): what lies in a file must not choose them.
 	fileFormats = "mov,matroska,mpegts"
 	// Bounds of what is read to learn of a file's streams: half a megabyte is a second of 4 Mbit/s.
 	fileProbe = "524288"
@@ -34,8 +34,8 @@ type File struct {
 	err error // of the reader; FFmpeg sees EIO
 }
 
-// OpenFile looks at the streams of an MP4, Matroska or transport stream file; another one is ErrInvalidData. An error of r is returned as it is. When ctx
-// ends, reading does, with its error.
+// OpenFile looks at the streams of an MP4, Matroska or transport stream file; another one is ErrInvalidData. An error of r is returned as
+// it is. When ctx ends, reading does, with its error.
 func OpenFile(ctx context.Context, r io.ReadSeeker, log *slog.Logger) (_ *File, err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)

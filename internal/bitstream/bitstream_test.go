@@ -303,7 +303,8 @@ func TestEncoders(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "clip")
-			args := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc2=s=326x182:r=25", "-frames:v", "30", "-g", "10", "-preset", "ultrafast"}, c.args...)
+			args := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc2=s=326x182:r=25", "-frames:v", "30", "-g", "10",
+				"-preset", "ultrafast"}, c.args...)
 			if c.name == "h264 pyramid" || c.name == "h264" || c.name == "hevc" {
 				for i, a := range args {
 					if a == "ultrafast" {

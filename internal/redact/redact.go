@@ -80,7 +80,8 @@ func forms(v string) []string {
 
 func written(v string) []string {
 	quoted := strconv.Quote(v)
-	all := []string{v, url.PathEscape(v), url.QueryEscape(v), url.UserPassword("", v).String()[1:], (&url.URL{Path: "/" + v}).EscapedPath()[1:], quoted[1 : len(quoted)-1],
+	all := []string{v, url.PathEscape(v), url.QueryEscape(v), url.UserPassword("", v).String()[1:],
+		(&url.URL{Path: "/" + v}).EscapedPath()[1:], quoted[1 : len(quoted)-1],
 		strings.ReplaceAll(v, " ", "%20")}
 	if shown, _, cut := strings.Cut(v, "#"); cut { // a URL ends there
 		all = append(all, written(shown)...)

@@ -49,7 +49,8 @@ func TestLogger(t *testing.T) {
 	log.With("to", "http://x/hunter2").WithGroup("g").Error("open hunter2", "error", errors.New("no hunter2"), "list", []string{"hunter2"},
 		slog.Group("in", "side", "hunter2"), "n", 7, "left", []string{"alone"})
 	require.NotContains(t, b.String(), "hunter2")
-	for _, part := range []string{`"msg":"open ***"`, `"to":"http://x/***"`, `"g":{"error":"no ***"`, `"in":{"side":"***"}`, `"n":7`, `"left":["alone"]`} {
+	for _, part := range []string{`"msg":"open ***"`, `"to":"http://x/***"`, `"g":{"error":"no ***"`, `"in":{"side":"***"}`,
+		`"n":7`, `"left":["alone"]`} {
 		require.Contains(t, b.String(), part)
 	}
 }

@@ -51,7 +51,8 @@ func Push(ctx context.Context, o PushOptions, open func() (StreamReader, error))
 	}
 	defer nc.Close()
 	defer context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Now()) })()
-	c := &clientConn{nc: nc, br: bufio.NewReaderSize(nc, readBuffer), url: a, agent: "cfpipe", timeout: o.Timeout, auth: authorizer{user: a.user, password: a.password}}
+	c := &clientConn{nc: nc, br: bufio.NewReaderSize(nc, readBuffer), url: a, agent: "cfpipe", timeout: o.Timeout,
+		auth: authorizer{user: a.user, password: a.password}}
 	p := &pusher{conn: c, o: o, base: a.uri()}
 	if err := p.announce(); err != nil {
 		return fmt.Errorf("push to %s: %w", Redact(o.URL), err)

@@ -32,8 +32,10 @@ func TestHostilePeers(t *testing.T) {
 		"ANNOUNCE rtsp://x/live RTSP/1.0\r\nCSeq: 1\r\nContent-Type: application/sdp\r\nContent-Length: 999999999\r\n\r\n" + long,
 		"SETUP rtsp://x/live/trackID=0 RTSP/1.0\r\nCSeq: 1\r\nTransport: " + strings.Repeat("RTP/AVP/TCP;interleaved=0-1,", 50) + "\r\n\r\n",
 		"SETUP rtsp://x/live/trackID=99999999999999999999 RTSP/1.0\r\nCSeq: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=0-1\r\n\r\n",
-		"SETUP rtsp://x/live/trackID=-1 RTSP/1.0\r\nCSeq: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=254-255\r\n\r\nPLAY rtsp://x/live RTSP/1.0\r\nCSeq: 2\r\n\r\n",
-		"SETUP rtsp://x/live/trackID=0 RTSP/1.0\r\nCSeq: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=99998-99999\r\n\r\nPLAY rtsp://x/live RTSP/1.0\r\nCSeq: 2\r\n\r\n",
+		"SETUP rtsp://x/live/trackID=-1 RTSP/1.0\r\nCSeq: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=254-255\r\n\r\n" +
+			"PLAY rtsp://x/live RTSP/1.0\r\nCSeq: 2\r\n\r\n",
+		"SETUP rtsp://x/live/trackID=0 RTSP/1.0\r\nCSeq: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=99998-99999\r\n\r\n" +
+			"PLAY rtsp://x/live RTSP/1.0\r\nCSeq: 2\r\n\r\n",
 		"PLAY rtsp://x/live RTSP/1.0\r\nCSeq: 1\r\nSession: 1\r\n\r\n",
 		"DESCRIBE  RTSP/1.0\r\n\r\n", "\x00\x00\x00\x00", "$\x00\xff\xff" + long, "RTSP/1.0 200 OK\r\n\r\n", "GET / HTTP/1.1\r\n\r\n",
 		"DESCRIBE rtsp://x/" + strings.Repeat("%2e%2e/", 50) + " RTSP/1.0\r\nCSeq: 1\r\n\r\n",

@@ -30,7 +30,8 @@ type multicastGroup struct {
 	closed  bool
 }
 
-func (s *Server) setupMulticast(session *gortsplib.ServerSession, conn *gortsplib.ServerConn, path string) (*base.Response, *gortsplib.ServerStream, error) {
+func (s *Server) setupMulticast(session *gortsplib.ServerSession, conn *gortsplib.ServerConn, path string) (
+	*base.Response, *gortsplib.ServerStream, error) {
 	if g, ok := session.UserData().(*multicastGroup); ok { // a further track
 		return response(base.StatusOK), g.stream, nil
 	}

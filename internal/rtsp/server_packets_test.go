@@ -126,11 +126,15 @@ func TestPayloadFormats(t *testing.T) {
 					return [][]byte{p.Payload[4:]}, nil
 				}
 			}},
-		{name: "opus", track: media.Track{CodecID: media.Opus, Kind: media.Audio, Extradata: media.OpusHead(2)}, units: [][]byte{fill(3, 0), fill(1275, 1)}, decode: wholePackets},
+		{name: "opus", track: media.Track{CodecID: media.Opus, Kind: media.Audio, Extradata: media.OpusHead(2)},
+			units: [][]byte{fill(3, 0), fill(1275, 1)}, decode: wholePackets},
 		{name: "pcmu", track: media.Track{CodecID: media.PCMMulaw, Kind: media.Audio}, units: [][]byte{fill(160, 0), fill(5000, 1)}, decode: wholePackets},
-		{name: "pcma stereo", track: media.Track{CodecID: media.PCMAlaw, Kind: media.Audio, Extradata: media.AudioText(16000, 2, 0)}, units: [][]byte{fill(320, 0), fill(4098, 1)}, decode: wholePackets},
-		{name: "l16", track: media.Track{CodecID: media.PCMS16BE, Kind: media.Audio, Extradata: media.AudioText(44100, 2, 0)}, units: [][]byte{fill(4000, 0)}, decode: wholePackets},
-		{name: "g726", track: media.Track{CodecID: media.G726, Kind: media.Audio, Extradata: media.AudioText(8000, 1, 5)}, units: [][]byte{fill(100, 0), fill(3000, 1)}, decode: wholePackets},
+		{name: "pcma stereo", track: media.Track{CodecID: media.PCMAlaw, Kind: media.Audio, Extradata: media.AudioText(16000, 2, 0)},
+			units: [][]byte{fill(320, 0), fill(4098, 1)}, decode: wholePackets},
+		{name: "l16", track: media.Track{CodecID: media.PCMS16BE, Kind: media.Audio, Extradata: media.AudioText(44100, 2, 0)},
+			units: [][]byte{fill(4000, 0)}, decode: wholePackets},
+		{name: "g726", track: media.Track{CodecID: media.G726, Kind: media.Audio, Extradata: media.AudioText(8000, 1, 5)},
+			units: [][]byte{fill(100, 0), fill(3000, 1)}, decode: wholePackets},
 	}
 	for _, c := range cases {
 		for _, framed := range []bool{true, false} {

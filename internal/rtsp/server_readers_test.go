@@ -102,8 +102,10 @@ func TestFFmpegReads(t *testing.T) {
 		transports []string
 	}{
 		{"h264 aac", makeClip(t, "a.mp4", "-c:v", "libx264", "-preset", "veryfast", "-bf", "0", "-c:a", "aac"), []string{"tcp"}},
-		{"h264 bframes ulaw", makeClip(t, "b.mkv", "-c:v", "libx264", "-preset", "veryfast", "-bf", "3", "-c:a", "pcm_mulaw", "-ar", "8000", "-ac", "1"), []string{"udp"}},
-		{"h265 opus", makeClip(t, "c.mkv", "-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:bframes=2", "-c:a", "libopus"), []string{"tcp", "udp"}},
+		{"h264 bframes ulaw", makeClip(t, "b.mkv", "-c:v", "libx264", "-preset", "veryfast", "-bf", "3", "-c:a", "pcm_mulaw", "-ar", "8000",
+			"-ac", "1"), []string{"udp"}},
+		{"h265 opus", makeClip(t, "c.mkv", "-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:bframes=2",
+			"-c:a", "libopus"), []string{"tcp", "udp"}},
 	} {
 		name, clip := c.name, c.clip
 		camera := startCamera(t, testcam.Options{Clip: clip})
@@ -129,8 +131,7 @@ func TestFFmpegReads(t *testing.T) {
 // the elementary stream that ffmpeg wrote at the places where the clip's access units end.
 func elementary(t *testing.T, clip *testcam.Clip, url, transport string) (got []string) {
 	t.Helper()
-	b, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-rtsp_transport", transport, "-i", url, "-map", "0:v", "-c", "copy", "-t", "2", "-f", "hevc", "-").Output()
-	require.NoError(t, err)
+	b := testenv.FFmpeg(t, "-rtsp_transport", transport, "-i", url, "-map", "0:v", "-c", "copy", "-t", "2", "-f", "hevc", "-")
 	units := clip.Packets(0)
 	at := slices.IndexFunc(units, func(p media.Packet) bool { return bytes.HasPrefix(b, p.Data) })
 	require.GreaterOrEqual(t, at, 0, "the stream begins with no access unit of the clip")

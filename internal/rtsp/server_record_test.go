@@ -78,16 +78,19 @@ func TestFFmpegPublishes(t *testing.T) {
 		t.Run(c.name+"-"+c.transport, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), c.file)
-			args := []string{"-v", "error", "-f", "lavfi", "-i", "testsrc2=size=320x180:rate=25:duration=3", "-f", "lavfi", "-i", "sine=duration=3", "-pix_fmt", "yuv420p", "-g", "25"}
+			args := []string{"-v", "error", "-f", "lavfi", "-i", "testsrc2=size=320x180:rate=25:duration=3", "-f", "lavfi", "-i", "sine=duration=3",
+				"-pix_fmt", "yuv420p", "-g", "25"}
 			if c.name == "h264-aac" {
 				args = append(args, "-c:v", "libx264", "-preset", "ultrafast", "-bf", "0", "-c:a", "aac", path)
 			} else {
-				args = append(args, "-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:bframes=2", "-c:a", "pcm_mulaw", "-ar", "8000", "-ac", "1", path)
+				args = append(args, "-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:bframes=2", "-c:a", "pcm_mulaw",
+					"-ar", "8000", "-ac", "1", path)
 			}
 			out, err := exec.Command(ffmpeg, args...).CombinedOutput()
 			require.NoError(t, err, string(out))
 			name := c.name + c.transport
-			p := testenv.Start(t, ffmpeg, "-v", "error", "-re", "-i", path, "-c", "copy", "-f", "rtsp", "-rtsp_transport", c.transport, "rtsp://"+s.Addr().String()+"/"+name)
+			p := testenv.Start(t, ffmpeg, "-v", "error", "-re", "-i", path, "-c", "copy", "-f", "rtsp", "-rtsp_transport", c.transport,
+				"rtsp://"+s.Addr().String()+"/"+name)
 			require.NoError(t, p.WaitFor(t, 30*time.Second))
 			testenv.Eventually(t, 15*time.Second, func() error {
 				if !r.Get(name).Closed {
@@ -122,7 +125,8 @@ func TestPublisherRefused(t *testing.T) {
 	c := testenv.DialRTSP(t, s.Addr().String(), "live")
 	status, _, _ := c.Do("ANNOUNCE", c.URL, "Content-Type: application/sdp", "Content-Length: 0")
 	require.GreaterOrEqual(t, status, 400)
-	sdp := "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 0.0.0.0\r\nt=0 0\r\nm=video 0 RTP/AVP 96\r\na=rtpmap:96 H264/90000\r\na=control:trackID=0\r\n"
+	sdp := "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 0.0.0.0\r\nt=0 0\r\n" +
+		"m=video 0 RTP/AVP 96\r\na=rtpmap:96 H264/90000\r\na=control:trackID=0\r\n"
 	c = testenv.DialRTSP(t, s.Addr().String(), "live")
 	status, _, _ = c.Do("ANNOUNCE", c.URL, "Content-Type: application/sdp", fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(sdp)-4, sdp[:len(sdp)-4]))
 	require.Equal(t, 403, status)

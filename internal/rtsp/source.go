@@ -219,7 +219,8 @@ func (s *Source) connect(ctx context.Context, url address) (*clientSession, erro
 func handshakeError(url address, err error) error {
 	var other tls.RecordHeaderError
 	if errors.Is(err, io.EOF) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &other) {
-		return fmt.Errorf("TLS with %s: there was no answer in TLS: if this port speaks plain RTSP, the URL begins with rtsp:// (%s)", url.host, err.Error())
+		return fmt.Errorf("TLS with %s: there was no answer in TLS: if this port speaks plain RTSP, the URL begins with rtsp:// (%s)", url.host,
+			err.Error())
 	}
 	return fmt.Errorf("TLS with %s: %w", url.host, err)
 }

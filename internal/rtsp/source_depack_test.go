@@ -13,7 +13,8 @@ import (
 
 // Units made by hand. Slices carry a number so that they can be told apart.
 var (
-	tinySPS = []byte{0x67, 0x42, 0xC0, 0x1E, 0xDA, 0x02, 0x80, 0xBF, 0xE5, 0xC0, 0x44, 0x00, 0x00, 0x03, 0x00, 0x04, 0x00, 0x00, 0x03, 0x00, 0xF0, 0x3C, 0x58, 0xBA, 0x80}
+	tinySPS = []byte{0x67, 0x42, 0xC0, 0x1E, 0xDA, 0x02, 0x80, 0xBF, 0xE5, 0xC0, 0x44, 0x00, 0x00, 0x03, 0x00, 0x04, 0x00, 0x00, 0x03, 0x00,
+		0xF0, 0x3C, 0x58, 0xBA, 0x80}
 	tinyPPS = []byte{0x68, 0xCE, 0x3C, 0x80}
 	tinySEI = []byte{0x06, 0x05, 0x01, 0xAA, 0x80}
 )
@@ -326,7 +327,8 @@ func TestJPEGUnits(t *testing.T) {
 }
 
 func TestAACUnits(t *testing.T) {
-	f, err := newFormat(97, "MPEG4-GENERIC/48000/2", map[string]string{"config": "1190", "sizelength": "13", "indexlength": "3", "indexdeltalength": "3", "mode": "AAC-hbr"})
+	f, err := newFormat(97, "MPEG4-GENERIC/48000/2", map[string]string{"config": "1190", "sizelength": "13", "indexlength": "3",
+		"indexdeltalength": "3", "mode": "AAC-hbr"})
 	require.NoError(t, err)
 	require.Equal(t, []byte{0x11, 0x90}, f.track.Extradata)
 	aac := func(out func(unit)) depacketizer { return newAAC(f, out) }
@@ -334,13 +336,15 @@ func TestAACUnits(t *testing.T) {
 	require.Equal(t, []gotUnit{{data: []byte{1, 2, 3}, time: 10, key: true}, {data: []byte{4, 5}, time: 10 + 1024, key: true}},
 		depacketize(aac, (&packets{}).add(10, true, two...).list))
 	frag := (&packets{}).add(10, false, 0, 16, 0, 5<<3, 1, 2, 3).add(10, true, 0, 16, 0, 5<<3, 4, 5).add(1034, true, 0, 16, 0, 1<<3, 9)
-	require.Equal(t, []gotUnit{{data: []byte{1, 2, 3, 4, 5}, time: 10, key: true}, {data: []byte{9}, time: 1034, key: true}}, depacketize(aac, frag.list))
+	require.Equal(t, []gotUnit{{data: []byte{1, 2, 3, 4, 5}, time: 10, key: true}, {data: []byte{9}, time: 1034, key: true}},
+		depacketize(aac, frag.list))
 	lost := (&packets{}).add(10, true, 0, 16, 0, 1<<3, 9).lose(1).add(20, true, 0, 16, 0, 1<<3, 8)
 	require.True(t, depacketize(aac, lost.list)[1].gap)
 	adts := append([]byte{0, 16, 0, 10 << 3}, 0xFF, 0xF1, 0x4C, 0x80, 1, 0x7F, 0xFC, 7, 8, 9)
 	require.Equal(t, []byte{7, 8, 9}, depacketize(aac, (&packets{}).add(1, true, adts...).list)[0].data)
 	// HE-AAC: the RTP clock is twice the core's
-	he, err := newFormat(97, "MPEG4-GENERIC/48000/2", map[string]string{"config": "131056E598", "sizelength": "13", "indexlength": "3", "indexdeltalength": "3"})
+	he, err := newFormat(97, "MPEG4-GENERIC/48000/2", map[string]string{"config": "131056E598", "sizelength": "13",
+		"indexlength": "3", "indexdeltalength": "3"})
 	require.NoError(t, err)
 	require.EqualValues(t, 2048, aacStep(he.aac, he.clockRate))
 }
@@ -352,7 +356,8 @@ func TestLATMUnits(t *testing.T) {
 	latm := func(out func(unit)) depacketizer {
 		return &latmDepacketizer{config: f.latm, clock: f.clockRate, out: out}
 	}
-	got := depacketize(latm, (&packets{}).add(1, false, 5, 1, 2).add(1, true, 3, 4, 5).add(1025, true, 2, 8, 9).add(2049, true, 200, 1).add(3073, true, 1, 7).list)
+	sent := (&packets{}).add(1, false, 5, 1, 2).add(1, true, 3, 4, 5).add(1025, true, 2, 8, 9).add(2049, true, 200, 1).add(3073, true, 1, 7)
+	got := depacketize(latm, sent.list)
 	require.Equal(t, []gotUnit{{data: []byte{1, 2, 3, 4, 5}, time: 1, key: true}, {data: []byte{8, 9}, time: 1025, key: true},
 		{data: []byte{7}, time: 3073, key: true, gap: true}}, got)
 }

@@ -99,7 +99,8 @@ func unitHash(codec uint32, data []byte) string {
 func clipFile(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	all := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc2=size=640x360:rate=25:duration=3", "-f", "lavfi", "-i", "sine=frequency=300:duration=3",
+	all := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc2=size=640x360:rate=25:duration=3", "-f", "lavfi",
+		"-i", "sine=frequency=300:duration=3",
 		"-pix_fmt", "yuv420p", "-g", "25"}, args...)
 	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), append(all, path)...).CombinedOutput()
 	require.NoError(t, err, string(out))
@@ -114,7 +115,8 @@ func fileHashes(t *testing.T, path string, codec uint32) (list []string) {
 	if codec == media.HEVC {
 		format, filter = "hevc", "hevc_mp4toannexb"
 	}
-	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-i", path, "-map", "0:v", "-c", "copy", "-bsf:v", filter, "-f", format, "-").Output()
+	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-i", path, "-map", "0:v", "-c", "copy", "-bsf:v", filter,
+		"-f", format, "-").Output()
 	require.NoError(t, err)
 	var unit []byte
 	slice := false
@@ -186,7 +188,8 @@ func TestGStreamerServer(t *testing.T) {
 			"d. ! queue ! aacparse ! rtpmp4gpay name=pay1 pt=97", "h264parse ! rtph264pay name=pay0 pt=96"},
 		{"h264 slices", media.H264, []string{"-c:v", "libx264", "-preset", "veryfast", "-bf", "0", "-x264-params", "slices=4", "-an"},
 			"", "h264parse config-interval=-1 ! rtph264pay name=pay0 pt=96"},
-		{"h265", media.HEVC, []string{"-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=error:info=0:bframes=2", "-tag:v", "hvc1", "-an"},
+		{"h265", media.HEVC, []string{"-c:v", "libx265", "-preset", "ultrafast",
+			"-x265-params", "log-level=error:info=0:bframes=2", "-tag:v", "hvc1", "-an"},
 			"", "h265parse ! rtph265pay name=pay0 pt=96"},
 	} {
 		clip := clipFile(t, "clip.mp4", c.args...)

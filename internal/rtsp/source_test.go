@@ -129,7 +129,8 @@ func TestParameterSetsFromStream(t *testing.T) {
 
 // Cases b3 and b4 with H.265: sets in the description, or in an aggregation packet with its own timestamp.
 func TestH265ParameterSets(t *testing.T) {
-	vps, sps, pps := []byte{0x40, 1, 0x0C, 1}, []byte{0x42, 1, 1, 1, 0x60, 0, 0, 3, 0, 0x90, 0, 0, 3, 0, 0, 3, 0, 0x5D, 0xA0, 2, 0x80, 0x80, 0x2E, 0x1F, 0x13}, []byte{0x44, 1, 0xC0, 0xF1}
+	vps, pps := []byte{0x40, 1, 0x0C, 1}, []byte{0x44, 1, 0xC0, 0xF1}
+	sps := []byte{0x42, 1, 1, 1, 0x60, 0, 0, 3, 0, 0x90, 0, 0, 3, 0, 0, 3, 0, 0x5D, 0xA0, 2, 0x80, 0x80, 0x2E, 0x1F, 0x13}
 	for name, inBand := range map[string]bool{"description": false, "stream": true} {
 		t.Run(name, func(t *testing.T) {
 			begin(t, 30*time.Second)

@@ -102,7 +102,8 @@ type catalog struct {
 }
 
 func newCatalog(clip *Clip, count int, start time.Time, left func(Sent)) *catalog {
-	return &catalog{clip: clip, count: count, left: left, start: start.Add(-clip.Duration()).UnixNano()} // one round lies behind it: every camera has a keyframe in the past
+	behind := start.Add(-clip.Duration()) // by one round: every camera has a keyframe in the past
+	return &catalog{clip: clip, count: count, left: left, start: behind.UnixNano()}
 }
 
 func (c *catalog) camera(path string) (int, error) {

@@ -71,10 +71,12 @@ func TestOpenClip(t *testing.T) {
 	}{
 		{"b.mp4", []string{"-c:v", "libx264", "-bf", "2", "-g", "10", "-c:a", "aac"}, media.H264, media.AAC},
 		{"b.ts", []string{"-c:v", "libx264", "-bf", "2", "-g", "10", "-c:a", "aac"}, media.H264, media.AAC},
-		{"b.mkv", []string{"-c:v", "libx265", "-x265-params", "log-level=error", "-g", "10", "-c:a", "pcm_mulaw", "-ar", "8000", "-ac", "1"}, media.HEVC, media.PCMMulaw},
+		{"b.mkv", []string{"-c:v", "libx265", "-x265-params", "log-level=error", "-g", "10", "-c:a", "pcm_mulaw", "-ar", "8000", "-ac", "1"},
+			media.HEVC, media.PCMMulaw},
 	} {
 		path := filepath.Join(t.TempDir(), c.name)
-		args := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc=size=128x96:rate=25:duration=1", "-f", "lavfi", "-i", "sine=duration=1", "-pix_fmt", "yuv420p"}, c.args...)
+		args := append([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc=size=128x96:rate=25:duration=1", "-f", "lavfi", "-i", "sine=duration=1",
+			"-pix_fmt", "yuv420p"}, c.args...)
 		out, err := exec.Command(ffmpeg, append(args, path)...).CombinedOutput()
 		require.NoError(t, err, string(out))
 		clip, err := OpenClip(path)

@@ -93,9 +93,8 @@ func Listen(addr string, certificate func() *tls.Certificate) (*Listener, error)
 		return nil, fmt.Errorf("nnrp: listen on %s: %w", addr, err)
 	}
 	t := &quic.Transport{Conn: joinDatagrams(sock)}
-	l, err := t.Listen(&tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{nnrp.ALPN}, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		return certificate(), nil
-	}}, config(true))
+	current := func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate(), nil }
+	l, err := t.Listen(&tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{nnrp.ALPN}, GetCertificate: current}, config(true))
 	if err != nil {
 		_ = t.Close()
 		_ = sock.Close()

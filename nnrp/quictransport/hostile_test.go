@@ -34,7 +34,8 @@ func TestHostilePeers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	attack := func(hello bool, f func(*quic.Conn, *quic.Stream)) {
-		q, err := quic.DialAddr(ctx, s.l.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{nnrp.ALPN}}, &quic.Config{EnableDatagrams: true})
+		q, err := quic.DialAddr(ctx, s.l.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{nnrp.ALPN}},
+			&quic.Config{EnableDatagrams: true})
 		require.NoError(t, err)
 		wg.Go(func() {
 			defer func() { _ = q.CloseWithError(0, "") }()

@@ -37,10 +37,11 @@ type CertificateError struct {
 // Error says what to give for the certificate to be trusted.
 func (e *CertificateError) Error() string {
 	if e.Err == nil {
-		return fmt.Sprintf("the server's certificate has the fingerprint %s, not the pinned one: give it when it is the one that the runtime prints", e.Fingerprint)
+		return fmt.Sprintf("the server's certificate has the fingerprint %s, not the pinned one: "+
+			"give it when it is the one that the runtime prints", e.Fingerprint)
 	}
-	return fmt.Sprintf("%v; the server has shown the fingerprint %s: give it (--fingerprint, in a site fingerprint:) when it is the one that the runtime prints, or the CA (--ca, ca:)",
-		e.Err, e.Fingerprint)
+	return fmt.Sprintf("%v; the server has shown the fingerprint %s: give it (--fingerprint, in a site fingerprint:) "+
+		"when it is the one that the runtime prints, or the CA (--ca, ca:)", e.Err, e.Fingerprint)
 }
 
 func (e *CertificateError) Unwrap() error { return e.Err }

@@ -107,8 +107,10 @@ func (s *runtimeServer) mustOpen(t *testing.T, url string) *session.Client {
 }
 
 func tensor(payload []byte) *nnrp.FrameSubmit {
-	return &nnrp.FrameSubmit{ProfileID: 1, Tensor: nnrp.TensorSubmit{SrcWidth: 640, SrcHeight: 640, TileWidth: 640, TileHeight: 640}, TileIndex: nnrp.TileIndex{Count: 1},
-		Sections: []nnrp.Section{{RoleID: 1, DType: nnrp.Uint8, ElementCountPerTile: uint32(len(payload)), LengthTable: nnrp.AppendLength(nil, len(payload)), Payload: payload}}}
+	return &nnrp.FrameSubmit{ProfileID: 1, Tensor: nnrp.TensorSubmit{SrcWidth: 640, SrcHeight: 640, TileWidth: 640, TileHeight: 640},
+		TileIndex: nnrp.TileIndex{Count: 1},
+		Sections: []nnrp.Section{{RoleID: 1, DType: nnrp.Uint8, ElementCountPerTile: uint32(len(payload)),
+			LengthTable: nnrp.AppendLength(nil, len(payload)), Payload: payload}}}
 }
 
 func noise(n int) []byte {

@@ -224,8 +224,10 @@ func Agree(hello *nnrp.ClientHello, ack *nnrp.ServerHelloAck) (*Agreement, error
 			return nil, nnrp.NewError(nnrp.CodeUnsupportedCapability, "%s bitmap %#x offered, the server accepted %#x", c.name, c.offered, c.accepted)
 		}
 	}
-	if ack.MaxConcurrentFrames == 0 || ack.MaxLaneCount > max(hello.MaxLaneCount, 1) || ack.MaxCacheBytes > hello.MaxCacheBytes || ack.MaxCacheEntries > hello.MaxCacheEntries {
-		return nil, nnrp.NewError(nnrp.CodeUnsupportedCapability, "the server's limits go beyond the client's: %d frames, %d lanes, cache %d entries, %d bytes",
+	if ack.MaxConcurrentFrames == 0 || ack.MaxLaneCount > max(hello.MaxLaneCount, 1) || ack.MaxCacheBytes > hello.MaxCacheBytes ||
+		ack.MaxCacheEntries > hello.MaxCacheEntries {
+		return nil, nnrp.NewError(nnrp.CodeUnsupportedCapability,
+			"the server's limits go beyond the client's: %d frames, %d lanes, cache %d entries, %d bytes",
 			ack.MaxConcurrentFrames, ack.MaxLaneCount, ack.MaxCacheEntries, ack.MaxCacheBytes)
 	}
 	if err := nnrp.CheckCritical(ack.Extensions, nil); err != nil {
@@ -243,7 +245,8 @@ func Agree(hello *nnrp.ClientHello, ack *nnrp.ServerHelloAck) (*Agreement, error
 	}
 	a.LaneMask = allLanes(a.Lanes)
 	if ack.ServerFlags&nnrp.ServerCacheEnabled != 0 {
-		a.Cache = CachePolicy{Entries: ack.MaxCacheEntries, Bytes: ack.MaxCacheBytes, Objects: uint16(ack.CacheObjectBitmap), Namespaces: hello.CacheNamespaceCount}
+		a.Cache = CachePolicy{Entries: ack.MaxCacheEntries, Bytes: ack.MaxCacheBytes, Objects: uint16(ack.CacheObjectBitmap),
+			Namespaces: hello.CacheNamespaceCount}
 	}
 	return a, nil
 }

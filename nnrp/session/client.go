@@ -17,8 +17,9 @@ import (
 
 // ClientOptions configure Open.
 type ClientOptions struct {
-	// Hello is what the client offers. With Hello.SDK its body is in the public SDKs' order, and tensors go out as payload_kind 1. Bitmaps, versions and counts that are 0 get defaults: version 1, preview1, the tensor profile,
-	// raw and Codecs, every dtype and layout, one lane, no cache.
+	// Hello is what the client offers. With Hello.SDK its body is in the public SDKs' order, and tensors go out as payload_kind 1. Bitmaps,
+	// versions and counts that are 0 get defaults: version 1, preview1, the tensor profile, raw and Codecs, every dtype and layout, one lane,
+	// no cache.
 	Hello  nnrp.ClientHello
 	Codecs []nnrp.Codec // beside raw
 	Logger *slog.Logger // nil = slog.Default()

@@ -104,24 +104,32 @@ func TestErrorsStopWhatTheyMust(t *testing.T) {
 		"giant body": {func(r *raw) {
 			r.stream((&nnrp.Header{Type: nnrp.MsgFrameSubmit, MetaLen: 32, BodyLen: 1<<32 - 1, SessionID: 1, FrameID: 7}).Append(nil))
 		}, nnrp.CodeLimitExceeded, nnrp.ScopeSession, 7, false},
-		"result by client": {func(r *raw) { b, _ := answerTo(7).Append(nil, nnrp.Header{SessionID: 1, FrameID: 7}); r.stream(b) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 7, false},
-		"second hello":     {func(r *raw) { o := ClientOptions{}; h := o.hello(); r.write(r.control, &h, nnrp.Header{SessionID: 1}) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 0, false},
+		"result by client": {func(r *raw) { b, _ := answerTo(7).Append(nil, nnrp.Header{SessionID: 1, FrameID: 7}); r.stream(b) }, nnrp.CodeInvalidState,
+			nnrp.ScopeSession, 7, false},
+		"second hello": {func(r *raw) { o := ClientOptions{}; h := o.hello(); r.write(r.control, &h, nnrp.Header{SessionID: 1}) },
+			nnrp.CodeInvalidState, nnrp.ScopeSession, 0, false},
 		"frame on control": {func(r *raw) { _, _ = r.control.Write(r.frame(7, good)) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 0, false},
-		"unknown type":     {func(r *raw) { _, _ = r.control.Write((&nnrp.Header{Type: 0x7f, SessionID: 1}).Append(nil)) }, nnrp.CodeUnsupportedCapability, nnrp.ScopeSession, 0, false},
-		"garbage":          {func(r *raw) { _, _ = r.control.Write(make([]byte, nnrp.HeaderLen)) }, nnrp.CodeMalformedHeader, nnrp.ScopeConnection, 0, true},
-		"version":          {func(r *raw) { b := (&nnrp.Header{Type: nnrp.MsgPing}).Append(nil); b[4] = 2; _, _ = r.control.Write(b) }, nnrp.CodeUnsupportedVersion, nnrp.ScopeConnection, 0, true},
+		"unknown type": {func(r *raw) { _, _ = r.control.Write((&nnrp.Header{Type: 0x7f, SessionID: 1}).Append(nil)) }, nnrp.CodeUnsupportedCapability,
+			nnrp.ScopeSession, 0, false},
+		"garbage": {func(r *raw) { _, _ = r.control.Write(make([]byte, nnrp.HeaderLen)) }, nnrp.CodeMalformedHeader,
+			nnrp.ScopeConnection, 0, true},
+		"version": {func(r *raw) { b := (&nnrp.Header{Type: nnrp.MsgPing}).Append(nil); b[4] = 2; _, _ = r.control.Write(b) },
+			nnrp.CodeUnsupportedVersion, nnrp.ScopeConnection, 0, true},
 		"giant control": {func(r *raw) {
 			_, _ = r.control.Write((&nnrp.Header{Type: nnrp.MsgClose, BodyLen: 1 << 31, SessionID: 1}).Append(nil))
 		}, nnrp.CodeLimitExceeded, nnrp.ScopeConnection, 0, true},
-		"lone retransmit": {func(r *raw) { r.stream(r.frame(7, picture("x", nnrp.ClassRetransmit, 0))) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 7, false},
+		"lone retransmit": {func(r *raw) { r.stream(r.frame(7, picture("x", nnrp.ClassRetransmit, 0))) }, nnrp.CodeInvalidState,
+			nnrp.ScopeSession, 7, false},
 		"too many tiles": {func(r *raw) {
 			m := picture("x", nnrp.ClassDelta, 0)
 			m.Tensor.TileWidth = 8
 			m.TileIndex.Base = 4
 			r.stream(r.frame(7, m))
 		}, nnrp.CodeMalformedBody, nnrp.ScopeFrame, 7, false},
-		"dtype not agreed":  {func(r *raw) { m := picture("x", nnrp.ClassDelta, 0); m.Sections[0].DType = 31; r.stream(r.frame(7, m)) }, nnrp.CodeUnsupportedCapability, nnrp.ScopeSession, 7, false},
-		"patch for session": {func(r *raw) { r.write(r.control, &nnrp.SessionPatch{}, nnrp.Header{SessionID: 9}) }, nnrp.CodeInvalidState, nnrp.ScopeSession, 0, false},
+		"dtype not agreed": {func(r *raw) { m := picture("x", nnrp.ClassDelta, 0); m.Sections[0].DType = 31; r.stream(r.frame(7, m)) },
+			nnrp.CodeUnsupportedCapability, nnrp.ScopeSession, 7, false},
+		"patch for session": {func(r *raw) { r.write(r.control, &nnrp.SessionPatch{}, nnrp.Header{SessionID: 9}) }, nnrp.CodeInvalidState,
+			nnrp.ScopeSession, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

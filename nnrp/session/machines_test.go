@@ -152,7 +152,8 @@ func TestRetransmit(t *testing.T) {
 
 func TestSuperseded(t *testing.T) {
 	f := NewFrames(8)
-	for id, class := range map[uint32]nnrp.FrameClass{1: nnrp.ClassDiscardable, 2: nnrp.ClassKeyframe, 3: nnrp.ClassDiscardable, 9: nnrp.ClassDiscardable} {
+	for id, class := range map[uint32]nnrp.FrameClass{1: nnrp.ClassDiscardable, 2: nnrp.ClassKeyframe, 3: nnrp.ClassDiscardable,
+		9: nnrp.ClassDiscardable} {
 		require.NoError(t, f.Submit(FrameKey{0, id}, class, 0))
 	}
 	require.NoError(t, f.Submit(FrameKey{1, 1}, nnrp.ClassDiscardable, 0))
@@ -232,14 +233,16 @@ func TestCache(t *testing.T) {
 }
 
 func offer() nnrp.ClientHello {
-	o := ClientOptions{Codecs: []nnrp.Codec{lz4codec.Codec{}}, Hello: nnrp.ClientHello{MaxLaneCount: 4, MaxCacheEntries: 10, MaxCacheBytes: 1000, CacheDigestBitmap: 1,
+	o := ClientOptions{Codecs: []nnrp.Codec{lz4codec.Codec{}}, Hello: nnrp.ClientHello{MaxLaneCount: 4, MaxCacheEntries: 10,
+		MaxCacheBytes: 1000, CacheDigestBitmap: 1,
 		CacheObjectBitmap: 3, CacheNamespaceCount: 2, TargetCadenceX100: 3000, LatencyBudgetMs: 200, QualityTier: 5, DegradePolicy: 2}}
 	return o.hello()
 }
 
 func TestNegotiate(t *testing.T) {
 	hello := offer()
-	policy := &Policy{Codecs: []nnrp.Codec{lz4codec.Codec{}}, DTypes: 1<<nnrp.Uint8 | 1<<nnrp.FP32, Layouts: 1 << nnrp.NCHW, Lanes: 2, Concurrent: 3, MaxBody: 1 << 20,
+	policy := &Policy{Codecs: []nnrp.Codec{lz4codec.Codec{}}, DTypes: 1<<nnrp.Uint8 | 1<<nnrp.FP32, Layouts: 1 << nnrp.NCHW, Lanes: 2,
+		Concurrent: 3, MaxBody: 1 << 20,
 		MaxCadence: 2500, MaxQuality: 3, Cache: CachePolicy{Entries: 5, Bytes: 1 << 20, Objects: 1, Namespaces: 1}}
 	ack, a, err := Negotiate(&hello, policy, 77)
 	require.NoError(t, err)
@@ -308,9 +311,11 @@ func TestNegotiate(t *testing.T) {
 
 func TestPatch(t *testing.T) {
 	hello := offer()
-	_, a, err := Negotiate(&hello, &Policy{Lanes: 2, MaxCadence: 2500, MaxQuality: 3, Clamp: nnrp.TensorClamp{MinWidth: 16, MinHeight: 16, MaxWidth: 1024, MaxHeight: 1024}}, 1)
+	_, a, err := Negotiate(&hello, &Policy{Lanes: 2, MaxCadence: 2500, MaxQuality: 3,
+		Clamp: nnrp.TensorClamp{MinWidth: 16, MinHeight: 16, MaxWidth: 1024, MaxHeight: 1024}}, 1)
 	require.NoError(t, err)
-	ack := a.Patch(&nnrp.SessionPatch{PatchMask: nnrp.PatchAll, TargetCadenceX100: 1000, QualityTier: 2, DegradePolicy: 3, ActiveLaneMask: 2, PreferredCodecBitmap: 3,
+	ack := a.Patch(&nnrp.SessionPatch{PatchMask: nnrp.PatchAll, TargetCadenceX100: 1000, QualityTier: 2, DegradePolicy: 3,
+		ActiveLaneMask: 2, PreferredCodecBitmap: 3,
 		PreferredCompressionBitmap: 1, ProfilePatch: nnrp.TensorClamp{MinWidth: 64, MinHeight: 64, MaxWidth: 640, MaxHeight: 640}.Append(nil)})
 	require.EqualValues(t, nnrp.PatchAccepted, ack.Status)
 	require.EqualValues(t, nnrp.PatchAll, ack.AppliedPatchMask)
@@ -338,7 +343,8 @@ func TestPatch(t *testing.T) {
 		"lane":          {nnrp.SessionPatch{PatchMask: nnrp.PatchActiveLaneMask, ActiveLaneMask: 4}, nnrp.ReasonOutOfRange},
 		"codec":         {nnrp.SessionPatch{PatchMask: nnrp.PatchPreferredCodec, PreferredCodecBitmap: 2}, nnrp.ReasonUnsupportedValue},
 		"no block":      {nnrp.SessionPatch{PatchMask: nnrp.PatchProfile}, nnrp.ReasonInvalidFieldMask},
-		"clamp":         {nnrp.SessionPatch{PatchMask: nnrp.PatchProfile, ProfilePatch: nnrp.TensorClamp{MinWidth: 64, MaxWidth: 2000, MinHeight: 64, MaxHeight: 640}.Append(nil)}, nnrp.ReasonOutOfRange},
+		"clamp": {nnrp.SessionPatch{PatchMask: nnrp.PatchProfile, ProfilePatch: nnrp.TensorClamp{MinWidth: 64, MaxWidth: 2000, MinHeight: 64,
+			MaxHeight: 640}.Append(nil)}, nnrp.ReasonOutOfRange},
 	} {
 		before := *a
 		ack := a.Patch(&c.p)
@@ -351,7 +357,8 @@ func TestPatch(t *testing.T) {
 
 func TestCheckSubmit(t *testing.T) {
 	hello := offer()
-	_, a, err := Negotiate(&hello, &Policy{Lanes: 2, DTypes: 1 << nnrp.Uint8, Clamp: nnrp.TensorClamp{MinWidth: 32, MinHeight: 16, MaxWidth: 64, MaxHeight: 64}}, 1)
+	_, a, err := Negotiate(&hello, &Policy{Lanes: 2, DTypes: 1 << nnrp.Uint8, Clamp: nnrp.TensorClamp{MinWidth: 32, MinHeight: 16,
+		MaxWidth: 64, MaxHeight: 64}}, 1)
 	require.NoError(t, err)
 	good := func() *nnrp.FrameSubmit {
 		return &nnrp.FrameSubmit{ProfileID: 1, Tensor: nnrp.TensorSubmit{SrcWidth: 40, SrcHeight: 16, TileWidth: 16, TileHeight: 16},
@@ -375,10 +382,11 @@ func TestCheckSubmit(t *testing.T) {
 		"raw": {0, func(m *nnrp.FrameSubmit) {
 			m.TileIndex = nnrp.TileIndex{Mode: nnrp.RawU16, Count: 2, Data: []byte{3, 0, 1, 0}}
 		}, nnrp.CodeMalformedBody},
-		"dtype":       {0, func(m *nnrp.FrameSubmit) { m.Sections[0].DType = nnrp.FP32 }, nnrp.CodeUnsupportedCapability},
-		"layout":      {0, func(m *nnrp.FrameSubmit) { m.Sections[0].Layout = 40 }, nnrp.CodeUnsupportedCapability},
-		"codec":       {0, func(m *nnrp.FrameSubmit) { m.Sections[0].CodecID = nnrp.CodecLZ4 }, nnrp.CodeUnsupportedCapability},
-		"codec table": {0, func(m *nnrp.FrameSubmit) { m.Sections[0].Flags, m.Sections[0].CodecTable = 1, []byte{0, 0, 1} }, nnrp.CodeUnsupportedCapability},
+		"dtype":  {0, func(m *nnrp.FrameSubmit) { m.Sections[0].DType = nnrp.FP32 }, nnrp.CodeUnsupportedCapability},
+		"layout": {0, func(m *nnrp.FrameSubmit) { m.Sections[0].Layout = 40 }, nnrp.CodeUnsupportedCapability},
+		"codec":  {0, func(m *nnrp.FrameSubmit) { m.Sections[0].CodecID = nnrp.CodecLZ4 }, nnrp.CodeUnsupportedCapability},
+		"codec table": {0, func(m *nnrp.FrameSubmit) { m.Sections[0].Flags, m.Sections[0].CodecTable = 1, []byte{0, 0, 1} },
+			nnrp.CodeUnsupportedCapability},
 	} {
 		m := good()
 		c.change(m)

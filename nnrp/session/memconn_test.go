@@ -29,7 +29,8 @@ type memConn struct {
 func memPair() (client, server *memConn) {
 	done, once, open := make(chan struct{}), new(sync.Once), new(sync.Map)
 	mk := func() *memConn {
-		return &memConn{control: make(chan *memStream, 4), uni: make(chan *memStream, 1024), datagrams: make(chan []byte, 64), done: done, closeOnce: once, open: open}
+		return &memConn{control: make(chan *memStream, 4), uni: make(chan *memStream, 1024), datagrams: make(chan []byte, 64), done: done,
+			closeOnce: once, open: open}
 	}
 	client, server = mk(), mk()
 	client.peer, server.peer = server, client

@@ -31,8 +31,8 @@ func (a *Agreement) Patch(p *nnrp.SessionPatch) *nnrp.SessionPatchAck {
 	} else {
 		field(^uint32(nnrp.PatchAll), nnrp.ReasonInvalidFieldMask, nil)
 		ack.RejectedPatchMask &= p.PatchMask
-		field(nnrp.PatchTargetCadence, either(p.TargetCadenceX100 > 65535 || a.maxCadence > 0 && p.TargetCadenceX100 > uint32(a.maxCadence), nnrp.ReasonOutOfRange),
-			func() { a.Cadence = p.TargetCadenceX100 })
+		tooFast := p.TargetCadenceX100 > 65535 || a.maxCadence > 0 && p.TargetCadenceX100 > uint32(a.maxCadence)
+		field(nnrp.PatchTargetCadence, either(tooFast, nnrp.ReasonOutOfRange), func() { a.Cadence = p.TargetCadenceX100 })
 		field(nnrp.PatchQualityTier, either(p.QualityTier > a.maxQuality, nnrp.ReasonOutOfRange), func() { a.Quality = p.QualityTier })
 		field(nnrp.PatchDegradePolicy, either(p.DegradePolicy > nnrp.DegradeAllowAggressiveFallback, nnrp.ReasonUnsupportedValue),
 			func() { a.Degrade = p.DegradePolicy })

@@ -32,7 +32,8 @@ func (b Backoff) withDefaults() Backoff {
 // Redial keeps a session up: it opens one, calls use with it, closes it when use returns, and starts over after a while. It returns
 // when ctx ends (nil), when open or use returns ErrStop (nil), or when the server's answer will not change: auth_failed, unsupported_version,
 // unsupported_capability. lost is told about every failure and the wait that follows; it may be nil.
-func Redial(ctx context.Context, b Backoff, open func(context.Context) (*Client, error), use func(context.Context, *Client) error, lost func(error, time.Duration)) error {
+func Redial(ctx context.Context, b Backoff, open func(context.Context) (*Client, error), use func(context.Context, *Client) error,
+	lost func(error, time.Duration)) error {
 	b = b.withDefaults()
 	wait := b.Min
 	for {

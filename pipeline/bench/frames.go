@@ -172,7 +172,8 @@ func (o Packets) frameStream(ctx context.Context, f Frames, dir string, inPlace 
 }
 
 func (r *FramesResult) judge() {
-	r.Goals = append(wakeGoals(r.Wakes), r.Stream.goal(), r.InPlace.goal(), atMost("frames lost in the streams", float64(r.Stream.Lost+r.InPlace.Lost), 0))
+	r.Goals = append(wakeGoals(r.Wakes), r.Stream.goal(), r.InPlace.goal(),
+		atMost("frames lost in the streams", float64(r.Stream.Lost+r.InPlace.Lost), 0))
 	if r.GPU != nil {
 		r.Goals = append(r.Goals, r.GPU.goals()...)
 	}

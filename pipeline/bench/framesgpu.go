@@ -241,7 +241,8 @@ func (o Packets) framePublish(ctx context.Context, f Frames, dir string) (r Publ
 // what one copies alone, with a ring or without; as many that only copy are the reference there.
 func (g *GPUFrames) goals() []Goal {
 	all := append([]Goal{atMost("publish p50, × copy and wait", g.Publish.RatioP50, 1.3)}, wakeGoals(g.Wakes)...)
-	all = append(all, atMost("busy-poll p50, µs", g.Busy.Ring.P50, 2), atLeast("stream: copied, × parallel memcpy", g.Stream.ParallelRatio, streamLeast),
+	all = append(all, atMost("busy-poll p50, µs", g.Busy.Ring.P50, 2),
+		atLeast("stream: copied, × parallel memcpy", g.Stream.ParallelRatio, streamLeast),
 		atMost("frames lost in the stream", float64(g.Stream.Lost), 0))
 	for i := range all {
 		all[i].Name = "GPU: " + all[i].Name
@@ -254,7 +255,8 @@ func (g *GPUFrames) write(t io.Writer) {
 	fmt.Fprintln(t, "the wait for it. In turn, nobody reads. Microseconds.")
 	fmt.Fprintln(t, "n\tp50\tp90\tp99\tp99.9\tmax\tbare p50\tbare p90\tbare p99\t× p50")
 	p := g.Publish
-	fmt.Fprintf(t, "%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\n", p.Ring.Count, p.Ring.P50, p.Ring.P90, p.Ring.P99, p.Ring.P999, p.Ring.Max,
+	fmt.Fprintf(t, "%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\n", p.Ring.Count, p.Ring.P50, p.Ring.P90,
+		p.Ring.P99, p.Ring.P999, p.Ring.Max,
 		p.Bare.P50, p.Bare.P90, p.Bare.P99, p.RatioP50)
 	writeWakes(t, append(g.Wakes[:len(g.Wakes):len(g.Wakes)], g.Busy))
 	g.Stream.write(t, "frame")

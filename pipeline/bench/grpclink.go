@@ -69,7 +69,8 @@ func newGRPCLink(ctx context.Context, path *lossylink.Link, congestion string) (
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(leaf)
-	l := &grpcLink{server: grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*cert}})),
+	secure := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*cert}})
+	l := &grpcLink{server: grpc.NewServer(grpc.Creds(secure),
 		grpc.MaxRecvMsgSize(64<<20), grpc.InitialWindowSize(grpcStreamWindow), grpc.InitialConnWindowSize(grpcConnWindow))}
 	l.server.RegisterService(&grpc.ServiceDesc{ServiceName: "bench.Runtime", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{grpcStream}}, nil)
 	go func() { _ = l.server.Serve(lis) }()

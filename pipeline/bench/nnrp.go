@@ -116,7 +116,8 @@ func RunNNRP(ctx context.Context, o NNRP) (*NNRPResult, error) {
 		l    link
 		out  *Link
 		s    sample
-	}{{"NNRP, full tensors", full, &r.Full, sample{}}, {"NNRP, changed tiles", changed, &r.Changed, sample{}}, {"gRPC, full tensors", rpc, &r.GRPC, sample{}}}
+	}{{"NNRP, full tensors", full, &r.Full, sample{}}, {"NNRP, changed tiles", changed, &r.Changed, sample{}},
+		{"gRPC, full tensors", rpc, &r.GRPC, sample{}}}
 	for round := range turns {
 		for i := range runs {
 			o.Progress(fmt.Sprintf("%s (%d of %d)", runs[i].name, round+1, turns))

@@ -54,7 +54,8 @@ func newNNRPLink(ctx context.Context, path *lossylink.Link, o inference.TilerOpt
 	quiet := slog.New(slog.DiscardHandler)
 	var s *inference.Server
 	err := onPath(ctx, path, serverEnd, func() (err error) {
-		s, err = inference.NewServer(inference.ServerOptions{Engine: nullEngine{}, Listen: listenAddr(path), Concurrent: quictransport.MaxConcurrentFrames, Logger: quiet})
+		s, err = inference.NewServer(inference.ServerOptions{Engine: nullEngine{}, Listen: listenAddr(path),
+			Concurrent: quictransport.MaxConcurrentFrames, Logger: quiet})
 		return err
 	})
 	if err != nil {
@@ -226,7 +227,8 @@ func newRawQUIC(ctx context.Context) (*rawQUIC, error) {
 			r.wg.Go(func() { answerRaw(ctx, conn, s) })
 		}
 	})
-	if r.client, err = quictransport.Dial(ctx, "nnrps://"+r.l.Addr().String(), quictransport.Trust{Fingerprint: servercert.Fingerprint(cert)}); err != nil {
+	if r.client, err = quictransport.Dial(ctx, "nnrps://"+r.l.Addr().String(),
+		quictransport.Trust{Fingerprint: servercert.Fingerprint(cert)}); err != nil {
 		r.close()
 		return nil, err
 	}

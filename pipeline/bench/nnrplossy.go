@@ -294,7 +294,8 @@ func (l *Lossy) goals() (goals []Goal) {
 	for _, g := range []struct {
 		name     string
 		is, than LossyLink
-	}{{"8 KiB tensors, × gRPC", l.NNRP, l.GRPC}, {"changed tiles, × gRPC's full tensors", l.Changed, l.Whole}, {"full tensors, × gRPC", l.Full, l.Whole}} {
+	}{{"8 KiB tensors, × gRPC", l.NNRP, l.GRPC}, {"changed tiles, × gRPC's full tensors", l.Changed, l.Whole},
+		{"full tensors, × gRPC", l.Full, l.Whole}} {
 		value, turns := g.is.P99/g.than.P99, g.is.ratios(g.than)
 		goals = append(goals, Goal{Name: "50 ms, 2 % loss, p99: " + g.name, Value: value, Turns: turns[:], Limit: 0.5, Met: value <= 0.5})
 	}
@@ -309,7 +310,8 @@ func (l *Lossy) write(out io.Writer) {
 	}{{"NNRP, 8 KiB", l.NNRP}, {"gRPC, 8 KiB", l.GRPC}, {"NNRP, full", l.Full}, {"NNRP, changed tiles", l.Changed}, {"gRPC, full", l.Whole},
 		{"gRPC, full, BBR instead of CUBIC", l.BBR}} {
 		if w.Frames > 0 {
-			fmt.Fprintf(out, "%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f–%.0f\t%.0f\n", w.name, w.Frames, w.P50, w.P90, w.P99, slices.Min(w.Turns[:]), slices.Max(w.Turns[:]), w.Max)
+			fmt.Fprintf(out, "%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f–%.0f\t%.0f\n", w.name, w.Frames, w.P50, w.P90, w.P99, slices.Min(w.Turns[:]),
+				slices.Max(w.Turns[:]), w.Max)
 		}
 	}
 }

@@ -182,11 +182,12 @@ func writeGoals(t io.Writer, goals []Goal) {
 }
 
 func writeWakes(t io.Writer, wakes []Wake) {
-	fmt.Fprintln(t, "\nWAKE-UP: from before Publish to the return of Next in a process that slept; bare: FUTEX_WAKE to FUTEX_WAIT between two processes,")
-	fmt.Fprintln(t, "no payload, timed in turn with it. Microseconds.")
+	fmt.Fprintln(t, "\nWAKE-UP: from before Publish to the return of Next in a process that slept; bare: FUTEX_WAKE to FUTEX_WAIT between")
+	fmt.Fprintln(t, "two processes, no payload, timed in turn with it. Microseconds.")
 	fmt.Fprintln(t, "wait\trate\tbytes\tn\tp50\tp90\tp99\tp99.9\tmax\tbare p50\tbare p90\tbare p99\t× p50\t× p99")
 	for _, w := range wakes {
-		fmt.Fprintf(t, "%s\t%d/s\t%d\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t", w.Mode, w.Rate, w.Size, w.Ring.Count, w.Ring.P50, w.Ring.P90, w.Ring.P99, w.Ring.P999, w.Ring.Max)
+		fmt.Fprintf(t, "%s\t%d/s\t%d\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t", w.Mode, w.Rate, w.Size, w.Ring.Count, w.Ring.P50, w.Ring.P90,
+			w.Ring.P99, w.Ring.P999, w.Ring.Max)
 		if w.Bare.Count == 0 {
 			fmt.Fprintln(t, "-\t-\t-\t-\t-")
 			continue

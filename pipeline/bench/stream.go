@@ -226,7 +226,8 @@ var rounds atomic.Int64
 
 // streamRound runs one writer and the readers of a kind for d; the writer's result comes first. arg is what the process of a reader (or
 // of the writer, -1) is told.
-func (o Packets) streamRound(ctx context.Context, kind string, readers int, d time.Duration, arg func(b *board, key string, reader int) any) ([]streamResult, error) {
+func (o Packets) streamRound(ctx context.Context, kind string, readers int, d time.Duration,
+	arg func(b *board, key string, reader int) any) ([]streamResult, error) {
 	b, err := newBoard()
 	if err != nil {
 		return nil, err

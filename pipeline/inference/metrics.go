@@ -17,13 +17,19 @@ type Metrics struct {
 // NewMetrics makes the counters and registers them.
 func NewMetrics(r prometheus.Registerer) (*Metrics, error) {
 	seconds := []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5}
+	counter := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cfpipe_nnrp_" + name, Help: help}, []string{"outcome"})
+	}
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "cfpipe_nnrp_" + name, Help: help, Buckets: buckets})
+	}
 	m := &Metrics{
-		sessions:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cfpipe_nnrp_sessions_total", Help: "Sessions by how they began: accepted or busy."}, []string{"outcome"}),
-		frames:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cfpipe_nnrp_frames_total", Help: "Frames by outcome: result, dropped, busy, or the error's name."}, []string{"outcome"}),
+		sessions:  counter("sessions_total", "Sessions by how they began: accepted or busy."),
+		frames:    counter("frames_total", "Frames by outcome: result, dropped, busy, or the error's name."),
 		open:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "cfpipe_nnrp_sessions", Help: "Sessions that are open."}),
-		queue:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "cfpipe_nnrp_queue_seconds", Help: "Time that frames waited for the engine.", Buckets: seconds}),
-		inference: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "cfpipe_nnrp_inference_seconds", Help: "Time of a batch in the engine.", Buckets: seconds}),
-		batches:   prometheus.NewHistogram(prometheus.HistogramOpts{Name: "cfpipe_nnrp_batch_frames", Help: "Frames in a batch.", Buckets: []float64{1, 2, 4, 8, 16, 32}}),
+		queue:     histogram("queue_seconds", "Time that frames waited for the engine.", seconds),
+		inference: histogram("inference_seconds", "Time of a batch in the engine.", seconds),
+		batches:   histogram("batch_frames", "Frames in a batch.", []float64{1, 2, 4, 8, 16, 32}),
 	}
 	for _, c := range []prometheus.Collector{m.sessions, m.frames, m.open, m.queue, m.inference, m.batches} {
 		if err := r.Register(c); err != nil {

@@ -182,10 +182,11 @@ func (s *Server) policy() (session.Policy, error) {
 func (s *Server) serve(ctx context.Context, conn session.Conn, p session.Policy, strangers *lobby.Lobby[session.Conn]) {
 	var id uint32
 	start := time.Now()
-	err := session.Serve(ctx, conn, &guest{s.sched, conn, strangers}, session.ServerOptions{Policy: p, Logger: s.o.Logger, SessionID: func(requested uint32) uint32 {
-		id = s.grant(requested)
-		return id
-	}})
+	err := session.Serve(ctx, conn, &guest{s.sched, conn, strangers}, session.ServerOptions{Policy: p, Logger: s.o.Logger,
+		SessionID: func(requested uint32) uint32 {
+			id = s.grant(requested)
+			return id
+		}})
 	s.mu.Lock()
 	delete(s.ids, id)
 	s.mu.Unlock()

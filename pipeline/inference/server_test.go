@@ -29,7 +29,8 @@ type sumEngine struct {
 }
 
 func newSumEngine() *sumEngine {
-	return &sumEngine{spec: Spec{Name: "sum", Width: 32, Height: 32, Channels: 3, DTypes: []nnrp.DType{nnrp.Uint8}, Layouts: []nnrp.Layout{nnrp.NHWC}, MaxBatch: 4,
+	return &sumEngine{spec: Spec{Name: "sum", Width: 32, Height: 32, Channels: 3, DTypes: []nnrp.DType{nnrp.Uint8},
+		Layouts: []nnrp.Layout{nnrp.NHWC}, MaxBatch: 4,
 		Outputs: []Output{{Role: 1, Name: "sum", DType: nnrp.FP32, Shape: []int64{1}}}}}
 }
 
@@ -156,7 +157,8 @@ func TestMismatchNamesBoth(t *testing.T) {
 	require.ErrorIs(t, err, nnrp.ErrUnsupportedCapability)
 	require.ErrorContains(t, err, "fp16")
 	require.ErrorContains(t, err, "uint8")
-	_, err = dial(t, s, session.ClientOptions{Hello: nnrp.ClientHello{Extensions: nnrp.AppendExtension(nil, nnrp.Extension{Type: ExtModelName, Data: []byte("yolo")})}})
+	model := nnrp.AppendExtension(nil, nnrp.Extension{Type: ExtModelName, Data: []byte("yolo")})
+	_, err = dial(t, s, session.ClientOptions{Hello: nnrp.ClientHello{Extensions: model}})
 	require.ErrorIs(t, err, nnrp.ErrUnsupportedCapability)
 	require.ErrorContains(t, err, "yolo")
 	require.ErrorContains(t, err, "sum")
@@ -315,9 +317,12 @@ func TestUnfoldingIsBounded(t *testing.T) {
 	s := start(t, ServerOptions{Engine: Motion{}, MaxBody: 1 << 20})
 	c := mustDial(t, s)
 	for name, m := range map[string]*nnrp.FrameSubmit{
-		"one tile of a giant picture": {Tensor: nnrp.TensorSubmit{SrcWidth: 65535, SrcHeight: 65535, TileWidth: 256, TileHeight: 256}, Sections: []nnrp.Section{{ElementCountPerTile: 65536}}},
-		"giant tile":                  {Tensor: nnrp.TensorSubmit{SrcWidth: 1, SrcHeight: 1, TileWidth: 65535, TileHeight: 65535}, Sections: []nnrp.Section{{ElementCountPerTile: 65535 * 65535}}},
-		"lz4 bomb":                    {Tensor: nnrp.TensorSubmit{SrcWidth: 2048, SrcHeight: 2048, TileWidth: 2048, TileHeight: 2048}, Sections: []nnrp.Section{{CodecID: nnrp.CodecLZ4, ElementCountPerTile: 2048 * 2048}}},
+		"one tile of a giant picture": {Tensor: nnrp.TensorSubmit{SrcWidth: 65535, SrcHeight: 65535, TileWidth: 256, TileHeight: 256},
+			Sections: []nnrp.Section{{ElementCountPerTile: 65536}}},
+		"giant tile": {Tensor: nnrp.TensorSubmit{SrcWidth: 1, SrcHeight: 1, TileWidth: 65535, TileHeight: 65535},
+			Sections: []nnrp.Section{{ElementCountPerTile: 65535 * 65535}}},
+		"lz4 bomb": {Tensor: nnrp.TensorSubmit{SrcWidth: 2048, SrcHeight: 2048, TileWidth: 2048, TileHeight: 2048},
+			Sections: []nnrp.Section{{CodecID: nnrp.CodecLZ4, ElementCountPerTile: 2048 * 2048}}},
 	} {
 		m.ProfileID = nnrp.ProfileTensor
 		m.TileIndex.Count = 1

@@ -12,7 +12,8 @@ import (
 )
 
 // Config is a site file. The tags are the one home of its schema: yaml names a field, doc explains it, default is its value where the
-// file says nothing, enum and min bound it, secret marks what must not stand in the file in clear. The decoder, the JSON Schema and the reference in docs/site.md come from here.
+// file says nothing, enum and min bound it, secret marks what must not stand in the file in clear. The decoder, the JSON Schema and the
+// reference in docs/site.md come from here.
 type Config struct {
 	RuntimeDir string             `yaml:"runtime_dir" shown:"true" doc:"Folder of the control sockets; --runtime-dir wins. Read once, when the site starts."`
 	Group      string             `yaml:"group" shown:"true" doc:"Unix group that may open sockets and rings; none = the owner alone. --group wins. Read once."`

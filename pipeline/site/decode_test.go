@@ -218,7 +218,8 @@ func FuzzLoad(f *testing.F) {
 // The container of a recording is what the name of its files says, as for cfpipe record.
 func TestRecordFormat(t *testing.T) {
 	for in, want := range map[string]string{
-		"out: 'v/%s.mkv'": "mkv", "out: 'v/%s.ts'": "ts", "out: 'v/%s.mp4'": "fmp4", "out: 'v/%s.mp4', format: mp4": "mp4", "out: 'v/%s.MKV', format: mkv": "mkv",
+		"out: 'v/%s.mkv'": "mkv", "out: 'v/%s.ts'": "ts", "out: 'v/%s.mp4'": "fmp4",
+		"out: 'v/%s.mp4', format: mp4": "mp4", "out: 'v/%s.MKV', format: mkv": "mkv",
 	} {
 		for _, block := range []string{"record", "events"} {
 			c, err := load(t, "cameras: {a: {source: 'rtsp://h/x', "+block+": {"+in+"}}}")

@@ -104,7 +104,8 @@ func TestDocs(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "url"), []byte("rtmp://a.example/live2/the-stream-key\n"), 0o600))
 		cert, err := servercert.SelfSigned()
 		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}), 0o600))
+		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]})
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.pem"), ca, 0o600))
 		text = strings.ReplaceAll(text, "/etc/cfpipe/", dir+"/")
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "site.yaml"), []byte(text), 0o600))
 		c, err := Load(filepath.Join(dir, "site.yaml"))
@@ -127,9 +128,11 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, Stream{Enabled: true, Transport: "auto", Timeout: Duration(10 * time.Second), Audio: true, PacketSlots: 1024, PacketBytes: 16 << 20,
 		Protocol: 4, Decode: "off", FrameSlots: 4, Policy: "drop-oldest", Isolation: "none"}, defaultConfig().Defaults.Stream)
 	require.False(t, defaultSub().Audio)
-	require.Equal(t, &Record{Segment: Duration(time.Minute), Post: Duration(10 * time.Second), Longest: Duration(10 * time.Minute), Fsync: "never", Audio: true,
+	require.Equal(t, &Record{Segment: Duration(time.Minute), Post: Duration(10 * time.Second), Longest: Duration(10 * time.Minute),
+		Fsync: "never", Audio: true,
 		Isolation: "none"}, withDefaults[Record]())
-	require.Equal(t, &Infer{InFlight: 2, Latency: Duration(time.Second), Threshold: 2, Tensors: "numbers", ResultsSize: 100 << 20, Isolation: "none"}, withDefaults[Infer]())
+	require.Equal(t, &Infer{InFlight: 2, Latency: Duration(time.Second), Threshold: 2, Tensors: "numbers", ResultsSize: 100 << 20,
+		Isolation: "none"}, withDefaults[Infer]())
 	blocks := 0
 	var walk func(typ reflect.Type)
 	walk = func(typ reflect.Type) {

@@ -194,7 +194,8 @@ func (x *indexer) configure(c *Config) {
 func (x *indexer) tellFormer(index string, former []string) {
 	for _, path := range former {
 		if _, err := os.Lstat(path); err == nil {
-			x.log.Warn("the index of recordings is now here, and this site does not use the old one any more: delete it when no other site does", "index", index, "old", path)
+			x.log.Warn("the index of recordings is now here, and this site does not use the old one any more: delete it when no other site does",
+				"index", index, "old", path)
 		}
 	}
 }

@@ -21,6 +21,12 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 	return d
 }
 
+// What does not fit into the table.
+const (
+	clockHelp = "The camera's clock (RTCP) against this host's: above 0 it is ahead. None where the camera tells no time."
+	ageHelp   = "Age of the newest packet by its own time: latency and clock offset of the camera."
+)
+
 // The label recording says what a recorder records: "continuous" or "event", as causes has it.
 var (
 	siteReloads   = metric("site_reloads_total", "Configurations taken over since the start.")
@@ -40,7 +46,7 @@ var (
 	ingestOversized  = metric("ingest_oversized_total", "Access units larger than the ring takes, left out.", "key", "track")
 	ingestRTP        = metric("ingest_rtp_packets_total", "RTP packets that came from the camera.", "key")
 	ingestRTPLost    = metric("ingest_rtp_lost_total", "RTP packets missing between them: what the network has lost.", "key")
-	ingestClock      = metric("ingest_clock_offset_seconds", "The camera's clock (RTCP) against this host's: above 0 it is ahead. None where the camera tells no time.", "key")
+	ingestClock      = metric("ingest_clock_offset_seconds", clockHelp, "key")
 	ingestAge        = metric("ingest_last_packet_age_seconds", "Since the newest access unit came.", "key", "track")
 
 	decodePictures = metric("decode_pictures_total", "Pictures decoded.", "key")
@@ -48,7 +54,7 @@ var (
 
 	publisherRate    = metric("publisher_packets_per_second", "Rate of what the ring holds.", "key")
 	publisherBits    = metric("publisher_bits_per_second", "Bit rate of what the ring holds.", "key")
-	publisherAge     = metric("publisher_last_packet_age_seconds", "Age of the newest packet by its own time: latency and clock offset of the camera.", "key")
+	publisherAge     = metric("publisher_last_packet_age_seconds", ageHelp, "key")
 	publisherSeconds = metric("publisher_buffered_seconds", "Time that the ring holds.", "key")
 	publisherReaders = metric("publisher_readers", "Readers.", "key")
 	readerLag        = metric("reader_lag_packets", "How far the reader is behind.", "key", "reader", "bit")

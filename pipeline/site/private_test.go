@@ -72,7 +72,8 @@ cameras:
 	t.Setenv("SITE_TEST_SHORT", short)
 	_, err = Load(h.file("cameras: {KEYa: {source: '/nofile/${SITE_TEST_OTHER}'}}"))
 	require.ErrorContains(t, err, "source: stat /nofile/***: no such file")
-	for _, field := range []string{"transport: '${SITE_TEST_OTHER}'", "transport: '${SITE_TEST_SHORT}'", "timeout: '${SITE_TEST_OTHER}'", "push: {to: '${SITE_TEST_OTHER}'}",
+	for _, field := range []string{"transport: '${SITE_TEST_OTHER}'", "transport: '${SITE_TEST_SHORT}'", "timeout: '${SITE_TEST_OTHER}'",
+		"push: {to: '${SITE_TEST_OTHER}'}",
 		"infer: {to: '${SITE_TEST_OTHER}', results: x}"} {
 		_, err := Load(h.file("cameras: {KEYa: {source: 'rtsp://127.0.0.1/x', " + field + "}}"))
 		require.Error(t, err, field)
@@ -91,11 +92,13 @@ func TestLiteralParameter(t *testing.T) {
 		_, err := Load(name)
 		return err
 	}
-	for _, bad := range []string{"srt://10.0.0.1:9000?passphrase=x", "http://10.0.0.1/x?user=a&password=b", "http://10.0.0.1/x?TOKEN=a${SITE_TEST_SECRET}", "http://10.0.0.1/?api_key=x"} {
+	for _, bad := range []string{"srt://10.0.0.1:9000?passphrase=x", "http://10.0.0.1/x?user=a&password=b",
+		"http://10.0.0.1/x?TOKEN=a${SITE_TEST_SECRET}", "http://10.0.0.1/?api_key=x"} {
 		require.ErrorContains(t, load("source: '"+bad+"'"), "a secret must not stand in this file", bad)
 		require.ErrorContains(t, load("source: 'rtsp://10.0.0.1/x', push: {to: '"+bad+"'}"), "a secret must not stand in this file", bad)
 	}
-	for _, good := range []string{"srt://10.0.0.1:9000?passphrase=${SITE_TEST_SECRET}&mode=caller", "rtsp://10.0.0.1/cam?channel=1&subtype=0", "http://10.0.0.1/x?password="} {
+	for _, good := range []string{"srt://10.0.0.1:9000?passphrase=${SITE_TEST_SECRET}&mode=caller", "rtsp://10.0.0.1/cam?channel=1&subtype=0",
+		"http://10.0.0.1/x?password="} {
 		require.NoError(t, load("source: '"+good+"'"), good)
 	}
 }

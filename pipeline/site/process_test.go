@@ -16,7 +16,8 @@ import (
 // A finished file comes out of a stage's process as it went in, whether it is whole or has ended early.
 func TestFinishedFileThroughProcess(t *testing.T) {
 	at := time.Date(2026, 5, 4, 12, 0, 0, 5, time.UTC)
-	whole := pipeline.Recorded{Key: "a", Segment: mux.Segment{Path: "/v/a.mp4", Start: at, End: at.Add(time.Second), Packets: 1, AudioPackets: 2, Keyframes: 3,
+	whole := pipeline.Recorded{Key: "a", Segment: mux.Segment{Path: "/v/a.mp4", Start: at, End: at.Add(time.Second), Packets: 1,
+		AudioPackets: 2, Keyframes: 3,
 		Lost: 4, Bytes: 5, Discontinuous: true, Cause: "event", Video: 6, Audio: 7, Width: 8, Height: 9}}
 	cut := whole
 	cut.Event, cut.Err = &trigger.Event{ID: "x", Trigger: at, Start: at}, errors.New("the disk is full")

@@ -42,7 +42,8 @@ func (d *decoder) scalar(f reflect.Value, sf reflect.StructField, n ast.Node, pa
 		d.private.note(raw, vars)
 	}
 	if sf.Tag.Get("secret") != "" && text != "" && !secret {
-		return fmt.Errorf("a secret must not stand in this file: write %s: ${VARIABLE}, or %s_file with the name of a file", sf.Tag.Get("yaml"), sf.Tag.Get("yaml"))
+		return fmt.Errorf("a secret must not stand in this file: write %s: ${VARIABLE}, or %s_file with the name of a file",
+			sf.Tag.Get("yaml"), sf.Tag.Get("yaml"))
 	}
 	if _, ok := f.Addr().Interface().(*string); ok {
 		d.raw[path] = raw

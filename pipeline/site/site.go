@@ -219,7 +219,8 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 			kept++
 			continue
 		}
-		st := &stage{spec: w, private: &c.private, print: w.fingerprint(), log: s.log, backoff: s.o.Backoff, exe: s.o.Command, resume: resume[w.id()], done: s.finished, opened: s.index.started}
+		st := &stage{spec: w, private: &c.private, print: w.fingerprint(), log: s.log, backoff: s.o.Backoff, exe: s.o.Command, resume: resume[w.id()],
+			done: s.finished, opened: s.index.started}
 		stages = append(stages, st)
 		started++
 		if w.Kind == kindIngest {

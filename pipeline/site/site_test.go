@@ -99,7 +99,8 @@ cameras:
 		signal   syscall.Signal
 		restarts int
 		because  string
-	}{{kindRecord, syscall.SIGKILL, 1, "killed"}, {kindIngest, syscall.SIGKILL, 1, "killed"}, {kindRecord, syscall.SIGTERM, 2, "stopped by somebody else"}} {
+	}{{kindRecord, syscall.SIGKILL, 1, "killed"}, {kindIngest, syscall.SIGKILL, 1, "killed"},
+		{kindRecord, syscall.SIGTERM, 2, "stopped by somebody else"}} {
 		kind := c.kind
 		pid := h.stage(kind, "b").PID
 		require.NotZero(t, pid)

@@ -84,7 +84,8 @@ func (c *Config) specs(runtimeDir, group string) []spec {
 	for _, x := range c.recordings() {
 		record := *x.Record
 		record.Retention = nil // the keeper's
-		readers = append(readers, spec{Kind: x.kind, Key: x.key, RuntimeDir: runtimeDir, Group: group, Record: &record, Isolated: record.Isolation == "process"})
+		readers = append(readers, spec{Kind: x.kind, Key: x.key, RuntimeDir: runtimeDir, Group: group, Record: &record,
+			Isolated: record.Isolation == "process"})
 	}
 	if c.Relay != nil {
 		readers = append(readers, spec{Kind: kindRelay, RuntimeDir: runtimeDir, Group: group, Relay: c.Relay, Isolated: c.Relay.Isolation == "process"})

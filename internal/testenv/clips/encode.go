@@ -49,8 +49,9 @@ var encoded struct {
 	m map[string]*Stream
 }
 
-// Encode makes (once) some seconds of a test picture of a size at 25 a second, and of a tone, with FFmpeg's arguments, one list behind the other. DTS begin at the
-// given time; what stands in front of the first picture is left out. The slice of packets is the caller's, their data is not.
+// Encode makes (once) some seconds of a test picture of a size at 25 a second, and of a tone, with FFmpeg's arguments, one list behind the
+// other. DTS begin at the given time; what stands in front of the first picture is left out. The slice of packets is the caller's, their
+// data is not.
 func Encode(t testing.TB, begin time.Time, size string, seconds int, args ...[]string) *Stream {
 	t.Helper()
 	encoded.Lock()
@@ -72,7 +73,8 @@ func Encode(t testing.TB, begin time.Time, size string, seconds int, args ...[]s
 func encode(t testing.TB, begin time.Time, size string, seconds int, args []string) *Stream {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "clip.mkv")
-	a := slices.Concat([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc=rate=25:size=" + size, "-f", "lavfi", "-i", "sine=frequency=440:sample_rate=48000",
+	a := slices.Concat([]string{"-v", "error", "-f", "lavfi", "-i", "testsrc=rate=25:size=" + size,
+		"-f", "lavfi", "-i", "sine=frequency=440:sample_rate=48000",
 		"-t", fmt.Sprint(seconds), "-pix_fmt", "yuv420p", "-map", "0:v"}, args, []string{file})
 	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), a...).CombinedOutput()
 	require.NoError(t, err, string(out))

@@ -138,5 +138,6 @@ func twoInputs(t *testing.T) string {
 }
 
 func vectorModel(t *testing.T) string {
-	return save(t, "vector", []message{node("Relu", []string{"a"}, "c")}, nil, []message{value("a", elemFloat, 1, 10)}, []message{value("c", elemFloat, 1, 10)})
+	return save(t, "vector", []message{node("Relu", []string{"a"}, "c")}, nil, []message{value("a", elemFloat, 1, 10)},
+		[]message{value("c", elemFloat, 1, 10)})
 }

@@ -27,8 +27,8 @@ type Options struct {
 // ErrNoLibrary: ONNX Runtime was not found.
 var ErrNoLibrary = errors.New("ONNX Runtime library not found")
 
-const remedy = "get libonnxruntime.so 1.23 or later (the archive onnxruntime-linux-x64 of the ONNX Runtime releases, or the npm package onnxruntime-node) " +
-	"and name it with --onnxruntime FILE or $CFPIPE_ONNXRUNTIME"
+const remedy = "get libonnxruntime.so 1.23 or later (the archive onnxruntime-linux-x64 of the ONNX Runtime releases, " +
+	"or the npm package onnxruntime-node) and name it with --onnxruntime FILE or $CFPIPE_ONNXRUNTIME"
 
 // environment is the library, which can be loaded once a process.
 var environment struct {
@@ -285,8 +285,10 @@ func (e *Engine) spread(i int, v ort.Value, items []*inference.Item, n int) erro
 	for k, it := range items {
 		p := b[k*each : (k+1)*each : (k+1)*each]
 		it.Result.TileIndex = nnrp.TileIndex{Count: 1}
-		it.Result.Sections = append(it.Result.Sections, nnrp.Section{RoleID: e.spec.Outputs[i].Role, DType: e.spec.Outputs[i].DType, Layout: e.spec.Layouts[0],
-			ElementCountPerTile: uint32(count / parts), LengthTable: nnrp.AppendLength(nil, len(p)), Payload: p})
+		it.Result.Sections = append(it.Result.Sections, nnrp.Section{
+			RoleID: e.spec.Outputs[i].Role, DType: e.spec.Outputs[i].DType, Layout: e.spec.Layouts[0],
+			ElementCountPerTile: uint32(count / parts), LengthTable: nnrp.AppendLength(nil, len(p)), Payload: p,
+		})
 	}
 	return nil
 }

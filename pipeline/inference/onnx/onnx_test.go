@@ -55,8 +55,10 @@ func TestDescribe(t *testing.T) {
 	e, err := Open(Options{Model: convModel(t), MaxBatch: 4})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, e.Close()) }()
-	require.Equal(t, inference.Spec{Name: "conv", Width: 8, Height: 8, Channels: 3, DTypes: []nnrp.DType{nnrp.FP32}, Layouts: []nnrp.Layout{nnrp.NCHW}, MaxBatch: 4,
-		Outputs: []inference.Output{{Role: 1, Name: "features", DType: nnrp.FP32, Shape: []int64{2, 8, 8}}, {Role: 2, Name: "mean", DType: nnrp.FP32, Shape: []int64{2, 1, 1}},
+	require.Equal(t, inference.Spec{Name: "conv", Width: 8, Height: 8, Channels: 3, DTypes: []nnrp.DType{nnrp.FP32},
+		Layouts: []nnrp.Layout{nnrp.NCHW}, MaxBatch: 4,
+		Outputs: []inference.Output{{Role: 1, Name: "features", DType: nnrp.FP32, Shape: []int64{2, 8, 8}},
+			{Role: 2, Name: "mean", DType: nnrp.FP32, Shape: []int64{2, 1, 1}},
 			{Role: 3, Name: "best", DType: nnrp.FP32, Shape: []int64{1, 8, 8}}}}, e.Spec())
 	b, err := Open(Options{Model: byteModel(t), Device: "cpu"})
 	require.NoError(t, err)
@@ -152,8 +154,10 @@ func TestSameNumbers(t *testing.T) {
 					picture[k] = float32((k*31+i*7+worker*13)%255) / 255
 					raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(picture[k]))
 				}
-				m := &nnrp.FrameSubmit{ProfileID: 1, Tensor: nnrp.TensorSubmit{SrcWidth: 8, SrcHeight: 8, TileWidth: 8, TileHeight: 8}, TileIndex: nnrp.TileIndex{Count: 1},
-					Sections: []nnrp.Section{{RoleID: 1, DType: nnrp.FP32, Layout: nnrp.NCHW, ElementCountPerTile: 3 * 64, LengthTable: nnrp.AppendLength(nil, len(raw)), Payload: raw}}}
+				m := &nnrp.FrameSubmit{ProfileID: 1, Tensor: nnrp.TensorSubmit{SrcWidth: 8, SrcHeight: 8, TileWidth: 8, TileHeight: 8},
+					TileIndex: nnrp.TileIndex{Count: 1},
+					Sections: []nnrp.Section{{RoleID: 1, DType: nnrp.FP32, Layout: nnrp.NCHW, ElementCountPerTile: 3 * 64,
+						LengthTable: nnrp.AppendLength(nil, len(raw)), Payload: raw}}}
 				if _, err := c.Submit(ctx, m, session.SubmitOptions{}); err != nil {
 					t.Error(err)
 					return

@@ -116,7 +116,8 @@ func TestClockSet(t *testing.T) {
 	r := newRig(t, 2*time.Minute)
 	r.camera("reports")
 	clip := filepath.Join(r.dir, "clip.mp4")
-	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-r", "25", "-i", filepath.Join(testenv.Root(t), "internal/testcam/clips/camera.h264"),
+	out, err := exec.Command(testenv.NeedTool(t, "ffmpeg"), "-v", "error", "-r", "25",
+		"-i", filepath.Join(testenv.Root(t), "internal/testcam/clips/camera.h264"),
 		"-c", "copy", clip).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	r.run(`

@@ -32,7 +32,8 @@ func (r *rig) frames(name string, without ...string) (list []int64) {
 		if info.Size() < 512 || slices.Contains(without, f) { // killed before the first fragment was whole: there is the file type alone
 			continue
 		}
-		out, err := exec.Command(testenv.NeedTool(r.t, "ffprobe"), "-v", "error", "-select_streams", "v", "-show_entries", "packet=pts_time", "-of", "csv=p=0",
+		out, err := exec.Command(testenv.NeedTool(r.t, "ffprobe"), "-v", "error", "-select_streams", "v",
+			"-show_entries", "packet=pts_time", "-of", "csv=p=0",
 			f).Output()
 		require.NoError(r.t, err, f)
 		base := strings.Split(strings.TrimSuffix(filepath.Base(f), ".mp4"), "-")

@@ -26,7 +26,8 @@ func smallShm(t *testing.T, size string, arg ...string) *testenv.Process {
 	if err := try.Run(); err != nil {
 		testenv.NoMounts(t, fmt.Errorf("mount namespace: %w", err))
 	}
-	return testenv.Start(t, unshare, append([]string{"-m", "sh", "-c", `mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"`, size, testenv.Binary(t)}, arg...)...)
+	return testenv.Start(t, unshare, append([]string{"-m", "sh", "-c", `mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"`, size,
+		testenv.Binary(t)}, arg...)...)
 }
 
 // A /dev/shm that is too small, as it is in a container (64 MB): the message names what is asked, what there is and what to do, before the
