@@ -227,12 +227,8 @@ func TestImportFromAnotherGPU(t *testing.T) {
 	testenv.CheckLeaks(t)
 	f := newFake()
 	f.importFrom = 1
-	d, err := newDriver(f.api())
-	require.NoError(t, err)
-	v, err := d.Device(0)
-	require.NoError(t, err)
-	defer v.Close()
-	_, err = v.Import(openZero(t), 1<<20, 2<<20)
+	v := openFake(t, f)
+	_, err := v.Import(openZero(t), 1<<20, 2<<20)
 	require.ErrorIs(t, err, ErrOtherDevice)
 	require.ErrorContains(t, err, "GPU-a0000000-")
 	require.ErrorContains(t, err, "GPU-a1000000-")
@@ -243,14 +239,10 @@ func TestImportFromAnotherGPU(t *testing.T) {
 func TestImportHostileSizes(t *testing.T) {
 	testenv.CheckLeaks(t)
 	f := newFake()
-	d, err := newDriver(f.api())
-	require.NoError(t, err)
-	v, err := d.Device(0)
-	require.NoError(t, err)
-	defer v.Close()
+	v := openFake(t, f)
 	for _, c := range [][2]int{{0, 4096}, {-1, 4096}, {1 << 62, 4096}, {1 << 20, 0}, {1 << 20, 3}, {1 << 20, 1 << 62},
 		{1 << 20, -4096}, {5 << 20, 4096}} {
-		_, err = v.Import(openZero(t), c[0], c[1])
+		_, err := v.Import(openZero(t), c[0], c[1])
 		require.Error(t, err, "size %d, granularity %d", c[0], c[1])
 	}
 	require.Empty(t, f.misuse)
@@ -261,10 +253,7 @@ func TestSynchronizeAsksThenBlocks(t *testing.T) {
 	for name, c := range map[string]struct{ notReady, blocking int }{"short work": {3, 0}, "long work": {1 << 30, 1}} {
 		t.Run(name, func(t *testing.T) {
 			f := newFake()
-			d, err := newDriver(f.api())
-			require.NoError(t, err)
-			v, err := d.Device(0)
-			require.NoError(t, err)
+			v := openFake(t, f)
 			s, err := v.NewStream()
 			require.NoError(t, err)
 			f.query = c.notReady
@@ -273,18 +262,13 @@ func TestSynchronizeAsksThenBlocks(t *testing.T) {
 			f.query = 0
 			require.NoError(t, s.Close())
 			require.ErrorIs(t, s.Synchronize(), ErrClosed)
-			require.NoError(t, v.Close())
 		})
 	}
 }
 
 func TestCopyChecksItsBounds(t *testing.T) {
 	f := newFake()
-	d, err := newDriver(f.api())
-	require.NoError(t, err)
-	v, err := d.Device(0)
-	require.NoError(t, err)
-	defer v.Close()
+	v := openFake(t, f)
 	s, err := v.NewStream()
 	require.NoError(t, err)
 	defer s.Close()

@@ -76,23 +76,31 @@ func reference() string {
 	return b.String() + "\n"
 }
 
-// The reference in docs/site.md is what the program takes. CFPIPE_UPDATE_DOCS=1 writes it.
-func TestDocs(t *testing.T) {
-	name := filepath.Join(testenv.Root(t), "docs", "site.md")
+// requireGenerated checks the part of a page of docs between two marks, and returns the page. With CFPIPE_UPDATE_DOCS it writes the part
+// instead, and the test ends.
+func requireGenerated(t *testing.T, page, begin, want, end string) string {
+	t.Helper()
+	name := filepath.Join(testenv.Root(t), "docs", page)
 	b, err := os.ReadFile(name)
 	require.NoError(t, err)
-	before, rest, ok := strings.Cut(string(b), referenceBegin)
+	before, rest, ok := strings.Cut(string(b), begin)
 	require.True(t, ok)
-	got, after, ok := strings.Cut(rest, referenceEnd)
+	got, after, ok := strings.Cut(rest, end)
 	require.True(t, ok)
 	if os.Getenv("CFPIPE_UPDATE_DOCS") != "" {
-		require.NoError(t, os.WriteFile(name, []byte(before+referenceBegin+reference()+referenceEnd+after), 0o644))
-		return
+		require.NoError(t, os.WriteFile(name, []byte(before+begin+want+end+after), 0o644))
+		t.SkipNow()
 	}
-	require.Equal(t, reference(), got, "CFPIPE_UPDATE_DOCS=1 go test ./pipeline/site -run TestDocs writes it")
+	require.Equal(t, want, got, "CFPIPE_UPDATE_DOCS=1 go test ./pipeline/site -run %s writes it", t.Name())
+	return string(b)
+}
+
+// The reference in docs/site.md is what the program takes. CFPIPE_UPDATE_DOCS=1 writes it.
+func TestDocs(t *testing.T) {
+	page := requireGenerated(t, "site.md", referenceBegin, reference(), referenceEnd)
 	// The examples work.
 	examples := 0
-	for part := range strings.SplitSeq(string(b), "```yaml\n") {
+	for part := range strings.SplitSeq(page, "```yaml\n") {
 		text, _, ok := strings.Cut(part, "```")
 		if !ok || !strings.Contains(text, "cameras:") || !strings.Contains(text, "# site.yaml") {
 			continue

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -56,9 +55,7 @@ func (h *host) events(key string) (list []pipeline.Recorded) {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, 2)
-	require.NoError(t, os.WriteFile(filepath.Join(h.dir, "token"), []byte(testToken+"\n"), 0o600))
-	addrs := make(chan net.Addr, 4)
-	h.onServe = func(a net.Addr) { addrs <- a }
+	addrs := h.serves(testToken + "\n")
 	h.start(`
 stagger: 10ms
 http: {listen: '127.0.0.1:0', token_file: token}
@@ -92,9 +89,12 @@ cameras:
 		status            int
 	}{
 		{a, "", "", 401}, {a, "wrong", "", 401}, {a, testToken, "{", 400}, {a, testToken, `{"action":"go"}`, 400}, {a, testToken, `{"for":"x"}`, 400},
-		{a, testToken, `{"for":"-1s"}`, 400}, {a, testToken, `{"for":"25h"}`, 400}, {a, testToken, `{"for":5}`, 400}, {a, testToken, `{"action":"stop","for":"5s"}`, 400},
-		{a, testToken, `{"reason":"a\nb"}`, 400}, {a, testToken, `{"reason":"` + strings.Repeat("x", 501) + `"}`, 400}, {a, testToken, `{"what":1}`, 400}, {a, testToken, `{}{}`, 400},
-		{a, testToken, `[]`, 400}, {a, testToken, strings.Repeat(" ", 5000), 413}, {"/trigger/nope", testToken, "", 404}, {"/trigger/..%2f" + h.key("a"), testToken, "", 404},
+		{a, testToken, `{"for":"-1s"}`, 400}, {a, testToken, `{"for":"25h"}`, 400}, {a, testToken, `{"for":5}`, 400},
+		{a, testToken, `{"action":"stop","for":"5s"}`, 400},
+		{a, testToken, `{"reason":"a\nb"}`, 400}, {a, testToken, `{"reason":"` + strings.Repeat("x", 501) + `"}`, 400},
+		{a, testToken, `{"what":1}`, 400}, {a, testToken, `{}{}`, 400},
+		{a, testToken, `[]`, 400}, {a, testToken, strings.Repeat(" ", 5000), 413}, {"/trigger/nope", testToken, "", 404},
+		{"/trigger/..%2f" + h.key("a"), testToken, "", 404},
 		{c, testToken, "", 409},
 	} {
 		status, got := post(t, addr, wrong.path, wrong.token, wrong.body)
@@ -133,8 +133,9 @@ cameras:
 	_, _, body := request(t, addr, "GET", "/metrics", "Bearer "+testToken)
 	values := metricValues(t, string(body))
 	for name, atLeast := range map[string]float64{
-		`cfpipe_events_total{key="B"}`: 1, `cfpipe_event_active{key="B"}`: 0, `cfpipe_record_packets_total{key="A",recording="event"}`: 50, `cfpipe_record_files_total{key="A",recording="event"}`: 1,
-		`cfpipe_recordings_files{key="A",recording="event"}`: 0, `cfpipe_record_packets_total{key="A",recording="continuous"}`: 75, `cfpipe_stage_up{key="A",kind="events"}`: 1,
+		`cfpipe_events_total{key="B"}`: 1, `cfpipe_event_active{key="B"}`: 0, `cfpipe_stage_up{key="A",kind="events"}`: 1,
+		`cfpipe_record_packets_total{key="A",recording="event"}`: 50, `cfpipe_record_files_total{key="A",recording="event"}`: 1,
+		`cfpipe_recordings_files{key="A",recording="event"}`: 0, `cfpipe_record_packets_total{key="A",recording="continuous"}`: 75,
 	} {
 		v, ok := values[strings.NewReplacer("A\"", h.key("a")+"\"", "B\"", h.key("b")+"\"").Replace(name)]
 		require.True(t, ok, name)
@@ -174,7 +175,8 @@ func TestLoadEvents(t *testing.T) {
 		require.NoError(t, err, text)
 		return c
 	}
-	c := at("cameras: {a: {source: 'rtsp://h/a', record: {out: a.mp4, on_event: true}, sub: {source: 'rtsp://h/b', record: {out: c.mp4, pre: 3s}, events: {out: b.mp4, pre: 0s}}}}")
+	c := at("cameras: {a: {source: 'rtsp://h/a', record: {out: a.mp4, on_event: true}, " +
+		"sub: {source: 'rtsp://h/b', record: {out: c.mp4, pre: 3s}, events: {out: b.mp4, pre: 0s}}}}")
 	var ids []string
 	for _, s := range c.specs("", "") {
 		ids = append(ids, s.id())
@@ -183,7 +185,8 @@ func TestLoadEvents(t *testing.T) {
 	require.Equal(t, defaultPre, c.Cameras["a"].Record.Pre)
 	require.Zero(t, c.Cameras["a"].Sub.Events.Pre)
 	require.True(t, c.Cameras["a"].Sub.Events.OnEvent)
-	c = at("defaults: {events: {out: '%{key}-e.mp4', pre: 5s, retention: {age: 1d}}}\ncameras: {a: {source: 'rtsp://h/a', events: {post: 1s}}, b: {source: 'rtsp://h/b', events: off}}")
+	c = at("defaults: {events: {out: '%{key}-e.mp4', pre: 5s, retention: {age: 1d}}}\n" +
+		"cameras: {a: {source: 'rtsp://h/a', events: {post: 1s}}, b: {source: 'rtsp://h/b', events: off}}")
 	require.EqualValues(t, 5*time.Second, c.Cameras["a"].Events.Pre)
 	require.Nil(t, c.Cameras["b"].Events)
 	require.NotSame(t, c.Defaults.Events.Retention, c.Cameras["a"].Events.Retention)

@@ -63,6 +63,14 @@ func (h *host) file(text string) string {
 	return name
 }
 
+// serves makes the site's token file and keeps the addresses on which its API is served.
+func (h *host) serves(token string) <-chan net.Addr {
+	require.NoError(h.t, os.WriteFile(filepath.Join(h.dir, "token"), []byte(token), 0o600))
+	addrs := make(chan net.Addr, 4)
+	h.onServe = func(a net.Addr) { addrs <- a }
+	return addrs
+}
+
 func (h *host) key(name string) string { return h.prefix + name }
 
 func (h *host) start(text string) {

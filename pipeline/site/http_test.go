@@ -50,9 +50,7 @@ func request(t *testing.T, addr, method, path, authorization string) (status int
 func TestHTTP(t *testing.T) {
 	t.Setenv("SITE_TEST_CAMERA_PASSWORD", "hunter2-of-the-camera")
 	h := newHost(t, 2)
-	require.NoError(t, os.WriteFile(filepath.Join(h.dir, "token"), []byte(testToken+"\n"), 0o600))
-	addrs := make(chan net.Addr, 4)
-	h.onServe = func(a net.Addr) { addrs <- a }
+	addrs := h.serves(testToken + "\n")
 	h.start(`
 stagger: 10ms
 http: {listen: '127.0.0.1:0', token_file: token}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -116,23 +115,10 @@ func expressions(t *testing.T, dir string) map[string]string {
 func TestMetricsDocumented(t *testing.T) {
 	t.Parallel()
 	root, all := testenv.Root(t), allMetrics(t)
-	name := filepath.Join(root, "docs", "metrics.md")
-	b, err := os.ReadFile(name)
-	require.NoError(t, err)
-	before, rest, ok := strings.Cut(string(b), metricsBegin)
-	require.True(t, ok)
-	got, after, ok := strings.Cut(rest, metricsEnd)
-	require.True(t, ok)
-	if os.Getenv("CFPIPE_UPDATE_DOCS") != "" {
-		require.NoError(t, os.WriteFile(name, []byte(before+metricsBegin+metricsTable(all)+metricsEnd+after), 0o644))
-		return
-	}
-	require.Equal(t, metricsTable(all), got, "CFPIPE_UPDATE_DOCS=1 go test ./pipeline/site -run TestMetricsDocumented writes it")
+	requireGenerated(t, "metrics.md", metricsBegin, metricsTable(all), metricsEnd)
 
 	h := newHost(t, 1)
-	require.NoError(t, os.WriteFile(filepath.Join(h.dir, "token"), []byte(testToken), 0o600))
-	addrs := make(chan net.Addr, 1)
-	h.onServe = func(a net.Addr) { addrs <- a }
+	addrs := h.serves(testToken)
 	h.start(`
 http: {listen: '127.0.0.1:0', token_file: token}
 retention: {age: 1d}

@@ -32,6 +32,17 @@ func runtimeProcess(t *testing.T, listen string, flags ...string) (p *testenv.Pr
 	return p, at.URL, at.Fingerprint
 }
 
+// inferSite lacks what the second camera's inference is.
+const inferSite = `
+stagger: 10ms
+defaults:
+  decode: cpu
+  infer:
+    {to: 'URL', fingerprint: PRINT, token_file: token, size: 320x180, tile: 16, threshold: 0, results: 'res/%{key}-%Y.jsonl', results_size: 65536}
+cameras:
+  KEYa: {source: CAM0, infer: {trigger: {output: luma_difference, above: 0.01}}, events: {out: 'ev/%{key}/%s-%f.mp4', pre: 1s, post: 1s, longest: 4s}}
+  KEYb: {source: CAM1, infer: `
+
 // The pictures of a camera go to a runtime, from this process and from another: results are in files that are cut by size, they trigger
 // events, and neither a killed process nor a runtime that goes away ends it.
 func TestInferStage(t *testing.T) {
@@ -39,15 +50,7 @@ func TestInferStage(t *testing.T) {
 	h := newHost(t, 2)
 	require.NoError(t, os.WriteFile(filepath.Join(h.dir, "token"), []byte("token-of-the-runtime\n"), 0o600))
 	serve, url, fingerprint := runtimeProcess(t, "127.0.0.1:0", "--token-file", filepath.Join(h.dir, "token"))
-	h.start(strings.NewReplacer("URL", url, "PRINT", fingerprint).Replace(`
-stagger: 10ms
-defaults:
-  decode: cpu
-  infer: {to: 'URL', fingerprint: PRINT, token_file: token, size: 320x180, tile: 16, threshold: 0, results: 'res/%{key}-%Y.jsonl', results_size: 65536}
-cameras:
-  KEYa: {source: CAM0, infer: {trigger: {output: luma_difference, above: 0.01}}, events: {out: 'ev/%{key}/%s-%f.mp4', pre: 1s, post: 1s, longest: 4s}}
-  KEYb: {source: CAM1, infer: {isolation: process, fps: 4}}
-`))
+	h.start(strings.NewReplacer("URL", url, "PRINT", fingerprint).Replace(inferSite + "{isolation: process, fps: 4}}\n"))
 	inferred := func(key string, n uint64) {
 		t.Helper()
 		testenv.Eventually(t, 30*time.Second, func() error {
@@ -72,15 +75,7 @@ cameras:
 	serve.Kill()
 	_, _, fingerprint2 := runtimeProcess(t, address, "--token-file", filepath.Join(h.dir, "token"))
 	require.NotEqual(t, fingerprint, fingerprint2, "it has made another certificate")
-	h.file(strings.NewReplacer("URL", url, "PRINT", fingerprint2).Replace(`
-stagger: 10ms
-defaults:
-  decode: cpu
-  infer: {to: 'URL', fingerprint: PRINT, token_file: token, size: 320x180, tile: 16, threshold: 0, results: 'res/%{key}-%Y.jsonl', results_size: 65536}
-cameras:
-  KEYa: {source: CAM0, infer: {trigger: {output: luma_difference, above: 0.01}}, events: {out: 'ev/%{key}/%s-%f.mp4', pre: 1s, post: 1s, longest: 4s}}
-  KEYb: {source: CAM1, infer: off}
-`))
+	h.file(strings.NewReplacer("URL", url, "PRINT", fingerprint2).Replace(inferSite + "off}\n"))
 	ingest := h.stage(kindIngest, "a").Since
 	h.reload <- struct{}{}
 	testenv.Eventually(t, 20*time.Second, func() error {
