@@ -144,45 +144,52 @@ func uniform(b []byte) (uint64, error) {
 	return first, nil
 }
 
-func TestFramesInEveryWay(t *testing.T) {
+// eachWait runs a test in every way to wait for a frame.
+func eachWait(t *testing.T, f func(t *testing.T, dir, key string, wait Wait)) {
 	for name, wait := range map[string]Wait{"shared": WaitShared, "direct": WaitDirect, "busy": WaitBusy} {
 		t.Run(name, func(t *testing.T) {
 			testenv.CheckLeaks(t)
 			testenv.Watchdog(t, 20*time.Second)
 			dir, key := place(t)
-			_, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 640), Memory: &slotsInMemfds{}})
-			_, r := readFrames(t, dir, key, StrictOrder, wait)
-			got := make(chan Frame)
-			go func() {
-				for range 3 {
-					f, err := r.Next(context.Background())
-					if err != nil {
-						t.Error(err)
-						close(got)
-						return
-					}
-					got <- f
-				}
-			}()
-			dst := make([]byte, r.Meta().FrameSize)
-			for want := uint64(1); want <= 3; want++ {
-				put(t, w)
-				f := <-got
-				require.Equal(t, want, f.Seq)
-				require.Equal(t, int64(want)*40e6, f.PTS)
-				require.NoError(t, f.CopyTo(dst))
-				n, err := uniform(dst)
-				require.NoError(t, err)
-				require.Equal(t, want, n)
-				require.NoError(t, f.Check())
-				require.NoError(t, f.Release())
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-			defer cancel()
-			_, err := r.Next(ctx)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
+			f(t, dir, key, wait)
 		})
 	}
+}
+
+func TestFramesInEveryWay(t *testing.T) {
+	eachWait(t, func(t *testing.T, dir, key string, wait Wait) {
+		_, w := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 640), Memory: &slotsInMemfds{}})
+		_, r := readFrames(t, dir, key, StrictOrder, wait)
+		got := make(chan Frame)
+		go func() {
+			for range 3 {
+				f, err := r.Next(context.Background())
+				if err != nil {
+					t.Error(err)
+					close(got)
+					return
+				}
+				got <- f
+			}
+		}()
+		dst := make([]byte, r.Meta().FrameSize)
+		for want := uint64(1); want <= 3; want++ {
+			put(t, w)
+			f := <-got
+			require.Equal(t, want, f.Seq)
+			require.Equal(t, int64(want)*40e6, f.PTS)
+			require.NoError(t, f.CopyTo(dst))
+			n, err := uniform(dst)
+			require.NoError(t, err)
+			require.Equal(t, want, n)
+			require.NoError(t, f.Check())
+			require.NoError(t, f.Release())
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		_, err := r.Next(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
 }
 
 func TestNewestAndStrictOrder(t *testing.T) {
@@ -376,24 +383,19 @@ func TestStrictWaitDropsTheSilent(t *testing.T) {
 }
 
 func TestEndOfThePublisherEndsNext(t *testing.T) {
-	for name, wait := range map[string]Wait{"shared": WaitShared, "direct": WaitDirect, "busy": WaitBusy} {
-		t.Run(name, func(t *testing.T) {
-			testenv.CheckLeaks(t)
-			testenv.Watchdog(t, 20*time.Second)
-			dir, key := place(t)
-			p, _ := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}})
-			_, r := readFrames(t, dir, key, NewestOnly, wait)
-			ended := make(chan error, 1)
-			go func() { _, err := r.Next(context.Background()); ended <- err }()
-			require.NoError(t, p.Close(ReasonNormal))
-			require.ErrorIs(t, <-ended, ErrDisconnected)
-			_, err := r.Next(context.Background())
-			require.ErrorIs(t, err, ErrDisconnected)
-			require.NoError(t, r.Close())
-			_, err = r.Next(context.Background())
-			require.ErrorIs(t, err, os.ErrClosed)
-		})
-	}
+	eachWait(t, func(t *testing.T, dir, key string, wait Wait) {
+		p, _ := publishFrames(t, dir, key, FrameOptions{Meta: smallMeta(t, 64), Memory: &slotsInMemfds{}})
+		_, r := readFrames(t, dir, key, NewestOnly, wait)
+		ended := make(chan error, 1)
+		go func() { _, err := r.Next(context.Background()); ended <- err }()
+		require.NoError(t, p.Close(ReasonNormal))
+		require.ErrorIs(t, <-ended, ErrDisconnected)
+		_, err := r.Next(context.Background())
+		require.ErrorIs(t, err, ErrDisconnected)
+		require.NoError(t, r.Close())
+		_, err = r.Next(context.Background())
+		require.ErrorIs(t, err, os.ErrClosed)
+	})
 }
 
 // Close ends a Next in progress; a lease keeps the memory mapped until it is released.

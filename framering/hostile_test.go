@@ -289,25 +289,14 @@ func TestHostilePublisher(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir, key := place(t)
-			l, err := shm.ListenUnix(SocketPath(dir, key), 0)
-			require.NoError(t, err)
-			defer l.Close()
-			said := make(chan struct{})
-			go func() {
-				defer close(said)
-				conn, err := l.AcceptUnix()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer conn.Close()
+			said := foreignSocket(t, dir, key, func(conn *net.UnixConn) {
 				r := &raw{t: t, c: conn, p: newPeer(conn, &protocol4, false)}
 				r.expect(msgHelloReq)
 				c.talk(r)
 				if c.ok {
 					_, _ = io.Copy(io.Discard, conn)
 				}
-			}()
+			})
 			s, err := Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key, Flags: WantsFrames})
 			if c.ok {
 				require.NoError(t, err)

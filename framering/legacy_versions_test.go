@@ -2,6 +2,7 @@ package framering
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"testing"
 	"time"
@@ -233,22 +234,11 @@ func TestForeignLegacyPublisher(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
 	dir, key := place(t)
 	foreignShm(t, key, MagicLegacy, 2, uint64(os.Getpid()))
-	l, err := shm.ListenUnix(SocketPath(dir, key), 0)
-	require.NoError(t, err)
-	defer l.Close()
 	fd, err := shm.NewEventFD()
 	require.NoError(t, err)
 	defer closeFDs([]int{fd})
 	heard := make(chan []byte, 1)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c, err := l.AcceptUnix()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer c.Close()
+	done := foreignSocket(t, dir, key, func(c *net.UnixConn) {
 		b := make([]byte, 200)
 		n, _ := c.Read(b)
 		heard <- append([]byte(nil), b[:n]...)
@@ -261,7 +251,7 @@ func TestForeignLegacyPublisher(t *testing.T) {
 		_ = shm.SendFDs(c, unhex(t, `20 00 00 00  10 00 00 00  01 00 00 00 `+zeros12), []int{fd})
 		_, _ = c.Read(b) // until the subscriber has had its rings
 		_, _ = c.Write(unhex(t, `FE 00 00 00  16 00 00 00  F3 FF FF FF  02 00 00 00  6E 6F `+zeros12))
-	}()
+	})
 	s, err := Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key, Name: "cam1", Flags: WantsPackets, CUDADevice: 3})
 	require.NoError(t, err)
 	require.Equal(t, unhex(t, legacyCases[1].bytes), <-heard)

@@ -244,27 +244,36 @@ func TestHostileShm(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestVersionOfTheOther: the refusal is a number; the SHM says which version the publisher speaks.
-func TestVersionOfTheOther(t *testing.T) {
-	testenv.CheckLeaks(t)
-	dir, key := place(t)
-	foreignShm(t, key, MagicLegacy, 2, uint64(os.Getpid()))
+// foreignSocket is a publisher's that speaks with one peer; done is closed behind that.
+func foreignSocket(t *testing.T, dir, key string, speak func(c *net.UnixConn)) (done <-chan struct{}) {
+	t.Helper()
 	l, err := shm.ListenUnix(SocketPath(dir, key), 0)
 	require.NoError(t, err)
-	defer l.Close()
-	done := make(chan struct{})
+	t.Cleanup(func() { l.Close() })
+	ended := make(chan struct{})
 	go func() {
-		defer close(done)
+		defer close(ended)
 		c, err := l.AcceptUnix()
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer c.Close()
+		speak(c)
+	}()
+	return ended
+}
+
+// TestVersionOfTheOther: the refusal is a number; the SHM says which version the publisher speaks.
+func TestVersionOfTheOther(t *testing.T) {
+	testenv.CheckLeaks(t)
+	dir, key := place(t)
+	foreignShm(t, key, MagicLegacy, 2, uint64(os.Getpid()))
+	done := foreignSocket(t, dir, key, func(c *net.UnixConn) {
 		_, _ = c.Read(make([]byte, 200))
 		_, _ = c.Write(framed(t, helloResponse{Result: ErrProtocol}))
-	}()
-	_, err = Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key, Protocol: 4})
+	})
+	_, err := Dial(t.Context(), DialOptions{RuntimeDir: dir, Key: key, Protocol: 4})
 	require.ErrorIs(t, err, ErrProtocol)
 	require.ErrorContains(t, err, "the publisher speaks protocol 2")
 	wait(t, done, "the publisher")
