@@ -62,6 +62,7 @@ type eventRecorder struct {
 
 	note           *eventNote // of the event that is recorded: it is this recorder's; nil = there is none, or it cannot be kept
 	noteless       bool       // it was told that none can be kept
+	standby        bool       // another recorder holds it
 	remembered     uint64     // change of the plan that was written down; see remember
 	rememberedPath string
 	strays         map[string]bool // notes of recorders with another pattern that nobody held when they were looked at last
@@ -118,7 +119,7 @@ func (r *recorder) events(ctx context.Context) error {
 		select {
 		case <-r.on.plan.Started():
 			for r.on.plan.Event() != nil && life.Err() == nil {
-				if !r.claim(life) {
+				if r.on.standby && !r.claim(life) {
 					continue
 				}
 				again, err := r.event(life)
@@ -145,7 +146,7 @@ func (r *recorder) events(ctx context.Context) error {
 		if life.Err() != nil {
 			server.Close() // from here on no trigger is taken; what one was taken for has its file
 			for r.on.plan.Event() != nil {
-				if !r.claim(life) {
+				if r.on.standby && !r.claim(life) {
 					continue
 				}
 				if _, err := r.event(life); err != nil {
@@ -158,7 +159,7 @@ func (r *recorder) events(ctx context.Context) error {
 }
 
 // event records the plan's event, or as much of it as can be read without another attempt: again says that it takes one, after a pause. The next
-// attempt goes on behind what is written. An error ends the recorder.
+// attempt goes on behind what is written, or where another recorder has left the event. An error ends the recorder.
 func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 	ev := r.on.plan.Event()
 	log := r.log.With("event", ev.ID)
@@ -175,6 +176,9 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 	defer func() { stop() }()
 	view := viewRing(r.o.Key)
 	if view.reach == 0 { // nothing is there to be read; else the disk has to wait, since the ring does not
+		if !r.own(ctx) {
+			return false, nil
+		}
 		r.remember()
 	}
 	start, written := ev.Start, r.on.written
@@ -209,6 +213,9 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 		return true, nil
 	}
 	defer in.Close()
+	if !r.own(ctx) {
+		return false, nil
+	}
 	r.remember()
 	in.shift = int64(view.shift)
 	r.begins(in)
@@ -228,7 +235,9 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 		if err := r.finish(); err != nil {
 			log.Error("the event's file cannot be finished", "error", err)
 		}
-		if r.on.now.End != nil {
+		if r.on.now.End != nil && r.on.files == 0 {
+			log.Error("event ended, and nothing of it is in a file")
+		} else if r.on.now.End != nil {
 			log.Info("event ended", "files", r.on.files, "length", r.on.now.End.Sub(r.on.now.Start).Round(time.Millisecond))
 		}
 	}()

@@ -72,12 +72,28 @@ func (r *recorder) takeOver() {
 	}
 }
 
-// claim makes the plan's event this recorder's alone. While another one records it, it waits, which is the other's until it ends: what it leaves goes
-// on here. false = the event is no longer to be recorded. Where no note can be kept, every recorder records.
-func (r *recorder) claim(ctx context.Context) bool {
-	if r.on.note != nil {
+// own makes the plan's event this recorder's alone. false = another one has it, see claim, or has left it and it begins elsewhere now. Where no note can be
+// kept, every recorder records.
+func (r *recorder) own(ctx context.Context) bool {
+	if r.on.note != nil || r.on.noteless {
 		return true
 	}
+	before := r.on.plan.Changes()
+	n, err := r.openOwn()
+	switch {
+	case errors.Is(err, errNoteHeld):
+		r.on.standby = true
+		return false
+	case err != nil:
+		r.noNote(err)
+		return true
+	}
+	return r.claimed(ctx, n, nil) && r.on.plan.Changes() == before
+}
+
+// claim waits while another recorder records the plan's event: what that one leaves goes on here. false = the event is no longer to be recorded.
+func (r *recorder) claim(ctx context.Context) bool {
+	r.on.standby = false
 	var last *leftEvent // of the recorder that is waited for
 	for {
 		n, err := r.openOwn()

@@ -177,3 +177,34 @@ func TestEventOtherPattern(t *testing.T) {
 		})
 	}
 }
+
+// An event comes while its disk is full, which takes neither its note nor its pictures: it is said that there is nothing of it, and the next one is
+// recorded when there is room again.
+func TestEventDiskFull(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounting takes root")
+	}
+	t.Parallel()
+	testenv.Watchdog(t, time.Minute)
+	dir, key := place(t)
+	n := publishNumbered(t, dir, key, 0)
+	disk := t.TempDir()
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"); err != nil {
+		testenv.NoMounts(t, fmt.Errorf("mount a tmpfs: %w", err))
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(disk, syscall.MNT_DETACH) })
+	p := startEventRecorder(t, dir, key, "--pre", "1s", "--post", "1s", "--out", filepath.Join(disk, "%{key}-%s-%f.mp4"))
+	ballast := filepath.Join(disk, "ballast")
+	require.ErrorIs(t, os.WriteFile(ballast, make([]byte, 2<<20), 0o600), syscall.ENOSPC)
+	p.pull()
+	p.says("event ended, and nothing of it is in a file")
+	p.says("a recorder that is started again will not go on with this event")
+	require.Empty(t, recordedIn(t, disk, key))
+	gone(t, disk, dir)
+	require.NoError(t, os.Remove(ballast))
+	event := p.pull()[0].Event
+	files := p.events(1)[0]
+	require.Equal(t, event.ID, files[0].Event.ID)
+	numbers := n.fileNumbers(t, files[0].Path, false)
+	requireNumbers(t, numbers, n.keyAt(t, event.Start), n.lastAt(*files[0].Event.End))
+}

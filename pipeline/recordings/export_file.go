@@ -33,8 +33,8 @@ func ExportFile(ctx context.Context, path string, force bool, o ExportOptions) (
 	if done, err = Export(ctx, o); err != nil {
 		return done, err
 	}
-	if err := f.Close(); err != nil {
-		return done, &OutputError{err}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil { // some disks say only then that they are full, or broken
+		return done, &OutputError{fmt.Errorf("export to %s: %w", path, err)}
 	}
 	if force {
 		err = os.Rename(part, path)
