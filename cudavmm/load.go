@@ -95,20 +95,13 @@ func load(libraries []string) (*api, error) {
 func register(field any, address uintptr) {
 	switch f := field.(type) {
 	case *func(uintptr) result: // cuCtxSetCurrent, cuStreamSynchronize, cuStreamQuery, cuEvent…
-		*f = func(h uintptr) result {
-			r, _, _ := purego.SyscallN(address, h)
-			return result(r)
-		}
+		*f = func(h uintptr) result { return call(address, h, 0, 0) }
 	case *func(uintptr, uintptr) result: // cuEventRecord
-		*f = func(a, b uintptr) result {
-			r, _, _ := purego.SyscallN(address, a, b)
-			return result(r)
-		}
-	case *func(*copy2D, uintptr) result: // cuMemcpy2DAsync
-		*f = func(c *copy2D, stream uintptr) result {
-			r, _, _ := purego.SyscallN(address, uintptr(unsafe.Pointer(c)), stream)
-			return result(r)
-		}
+		*f = func(a, b uintptr) result { return call(address, a, b, 0) }
+	case *func(uintptr, uintptr, uint32) result: // cuStreamWaitEvent
+		*f = func(stream, event uintptr, flags uint32) result { return call(address, stream, event, uintptr(flags)) }
+	case *func(*copy2D, uintptr) result: // cuMemcpy2DAsync; the Stream that the copy2D is of holds it
+		*f = func(c *copy2D, stream uintptr) result { return call(address, uintptr(unsafe.Pointer(c)), stream, 0) }
 	case *func(*uint64, *[64]byte, uint32) result: // cuIpcOpenMemHandle
 		*f = func(ptr *uint64, handle *[64]byte, flags uint32) result {
 			return result(callWithHandle(address, uintptr(unsafe.Pointer(ptr)), handle, uintptr(flags)))

@@ -1,0 +1,5 @@
+//go:build !cgo
+
+package cudavmm
+
+const allocsPerCall = 2.0
