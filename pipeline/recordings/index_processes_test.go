@@ -25,7 +25,9 @@ func TestMain(m *testing.M) {
 
 // report is a file of this many that a process writes, and what it says of it.
 func report(key string, i int) File {
-	return File{Key: key, Start: at(float64(i)), End: at(float64(i + 1)), Packets: int64(i), Keyframes: 1, Lost: 3, Video: 27, Cause: mux.CauseContinuous, Finished: true}
+	return File{
+		Key: key, Start: at(float64(i)), End: at(float64(i + 1)), Packets: int64(i), Keyframes: 1, Lost: 3, Video: 27, Cause: mux.CauseContinuous, Finished: true,
+	}
 }
 
 // playOlder is a recorder of the version before: it opened the index before that was brought up to date, and goes on to write it.
@@ -39,7 +41,8 @@ func playOlder(args []string) error {
 	for i := range n {
 		f, err := put(args[1], "older", i)
 		if err == nil {
-			_, err = db.Exec("INSERT OR REPLACE INTO files VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", f.Path, f.Key, f.Start.UnixNano(), f.End.UnixNano(), f.Bytes, f.Packets,
+			_, err = db.Exec("INSERT OR REPLACE INTO files VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", f.Path, f.Key, f.Start.UnixNano(),
+				f.End.UnixNano(), f.Bytes, f.Packets,
 				f.Keyframes, f.Lost, f.Video, 0, 0, 0, f.Cause, stateFinished, f.Modified.UnixNano())
 		}
 		if err != nil {
@@ -110,7 +113,8 @@ func playTransaction(args []string) error {
 		return err
 	}
 	for i := range 300 {
-		if _, err := tx.Exec("INSERT INTO files VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", strings.Repeat("never", 100)+strconv.Itoa(i), "never", 0, 1, 1, 1, 1, 0, 27, 0, 0, 0, "x", 1, 1); err != nil {
+		path := strings.Repeat("never", 100) + strconv.Itoa(i)
+		if _, err := tx.Exec("INSERT INTO files VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", path, "never", 0, 1, 1, 1, 1, 0, 27, 0, 0, 0, "x", 1, 1); err != nil {
 			return err
 		}
 	}

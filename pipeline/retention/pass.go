@@ -69,7 +69,7 @@ func (k *Keeper) doubtClock(ledgers []*ledger) {
 	}
 	k.newest = newest
 	if by := k.ages.doubts(newest, k.begun); by > 0 {
-		k.log.Warn("the newest recording is old: the clock may be wrong, and recordings are not aged by that time until a day has passed; set the clock if it is wrong",
+		k.log.Warn("the newest recording is old: recordings are not aged by that time until a day has passed; set the clock if it is wrong",
 			"newest", newest, "clock", k.begun, "age", by.Round(time.Second))
 	}
 }
