@@ -147,9 +147,10 @@ func sizes(rnd *rand.Rand, limit int) int {
 
 func watch(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(time.Millisecond) {
+	patience := testenv.Slow(10 * time.Second)
+	for deadline := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within %v: %s", patience, what)
 		}
 	}
 }

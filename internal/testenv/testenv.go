@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -115,9 +116,18 @@ func added(before, after map[string]int) []string {
 	return s
 }
 
-// Watchdog dumps all goroutines and ends the process when the test is still running after d.
+// Slow is d, or $CFPIPE_TEST_SLOW times d: for bounds that only keep a test from hanging, under emulation.
+func Slow(d time.Duration) time.Duration {
+	if n, err := strconv.Atoi(os.Getenv("CFPIPE_TEST_SLOW")); err == nil {
+		return d * time.Duration(n)
+	}
+	return d
+}
+
+// Watchdog dumps all goroutines and ends the process when the test is still running after Slow(d).
 func Watchdog(t testing.TB, d time.Duration) {
 	t.Helper()
+	d = Slow(d)
 	timer := time.AfterFunc(d, func() {
 		buf := make([]byte, 1<<20)
 		n := runtime.Stack(buf, true)
