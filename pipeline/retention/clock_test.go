@@ -13,7 +13,7 @@ func TestAges(t *testing.T) {
 	const hour, day = time.Hour, 24 * time.Hour
 	start := time.Now().Round(0)
 	a := &ages{}
-	a.forward(clockStep{to: start.Add(day), by: day})
+	a.forward(clockStep{from: start, to: start.Add(day), by: day})
 	now := start.Add(2*hour + day)
 	require.Equal(t, 3*hour, a.of(start.Add(-hour), now), "written before")
 	require.Equal(t, hour, a.of(start.Add(day+hour), now), "written after")
@@ -23,11 +23,11 @@ func TestAges(t *testing.T) {
 	require.Equal(t, 4*hour, a.of(start.Add(-hour), now))
 	require.Less(t, a.of(start.Add(day+hour), now), time.Duration(0), "written while it was wrong")
 
-	a.forward(clockStep{to: start.Add(day), by: day})
+	a.forward(clockStep{from: start, to: start.Add(day), by: day})
 	a.back(18 * hour)
 	require.Equal(t, 6*hour, a.steps[0].by)
 	for i := range 2 * maxClockSteps {
-		a.forward(clockStep{to: start.Add(time.Duration(i+2) * day), by: hour})
+		a.forward(clockStep{from: start.Add(time.Duration(i+2)*day - hour), to: start.Add(time.Duration(i+2) * day), by: hour})
 	}
 	require.Len(t, a.steps, maxClockSteps)
 	require.Equal(t, hour, a.of(start, start.Add(7*hour+2*maxClockSteps*hour)), "nothing is forgotten")
@@ -54,7 +54,7 @@ func TestRetentionClockSet(t *testing.T) {
 	s.pass()
 	require.Equal(t, []string{"a/2026-01-01/01.mp4", "a/2026-01-01/02.mp4"}, s.left())
 	const year = 365 * 24 * time.Hour
-	s.k.ages.forward(clockStep{to: s.now.Round(0).Add(year), by: year})
+	s.k.ages.forward(clockStep{from: s.now.Round(0), to: s.now.Round(0).Add(year), by: year})
 	s.now = s.now.Add(year + time.Hour/2)
 	s.pass()
 	require.Len(t, s.left(), 2)
@@ -106,16 +106,55 @@ func TestRetentionClockBehind(t *testing.T) {
 		own  Bounds
 		left []string
 	}{
-		{Bounds{Age: 5 * day}, []string{"a/2026-06-01/00.mp4", "a/2026-06-01/01.mp4", "a/2025-06-01/01.mp4"}},
+		{Bounds{Age: 25 * time.Hour}, []string{"a/2026-06-01/00.mp4", "a/2026-06-01/01.mp4", "a/2025-06-01/01.mp4"}},
 		{Bounds{Size: 2000}, []string{"a/2025-06-01/00.mp4", "a/2025-06-01/01.mp4"}},
 		{Bounds{Size: 3000}, []string{"a/2026-06-01/01.mp4", "a/2025-06-01/00.mp4", "a/2025-06-01/01.mp4"}},
 	} {
 		s := newShelf(t, hourly, c.own, Bounds{})
 		s.put("a/2026-06-01/00.mp4", day-year)
 		s.put("a/2026-06-01/01.mp4", time.Hour-year)
-		s.put("a/2025-06-01/00.mp4", 6*day)
-		s.put("a/2025-06-01/01.mp4", time.Hour)
+		s.put("a/2025-06-01/00.mp4", 26*time.Hour)
+		s.put("a/2025-06-01/01.mp4", 4*time.Hour)
 		s.pass()
 		require.ElementsMatch(t, c.left, s.left(), c.own)
 	}
+}
+
+// A process that begins anew while the clock is wrong does not take for its own what the one before has recorded by the same clock.
+func TestRetentionRestartedWhileAhead(t *testing.T) {
+	const day, year = 24 * time.Hour, 365 * 24 * time.Hour
+	s := newShelf(t, hourly, Bounds{Age: 5 * day}, Bounds{})
+	s.put("a/2026-01-01/00.mp4", year+2*day)
+	s.put("a/2026-01-01/01.mp4", year+day)
+	s.put("a/2027-01-01/00.mp4", 2*time.Hour) // of the process before
+	s.put("a/2027-01-01/01.mp4", time.Minute)
+	s.pass()
+	require.Len(t, s.left(), 4)
+	s.now = s.now.Add(21 * time.Hour)
+	s.pass()
+	require.Len(t, s.left(), 4)
+	s.now = s.now.Add(2 * time.Hour)
+	s.pass()
+	require.Len(t, s.left(), 2, "a day after the first recording the clock is believed")
+}
+
+// A host comes up with a clock of 1970 that is set right: what was recorded before it came up is as old as it is.
+func TestRetentionClockSetRight(t *testing.T) {
+	const day, decades = 24 * time.Hour, 50 * 365 * 24 * time.Hour
+	s := newShelf(t, hourly, Bounds{Age: 5 * day}, Bounds{})
+	s.put("a/2026-06-01/00.mp4", 6*day-decades)
+	s.put("a/2026-06-01/01.mp4", 4*day-decades)
+	s.put("a/1970-01-01/00.mp4", time.Minute)
+	s.pass()
+	require.Len(t, s.left(), 3)
+	s.k.ages.forward(clockStep{from: s.now.Round(0), to: s.now.Round(0).Add(decades), by: decades})
+	s.now = s.now.Add(decades)
+	for _, l := range s.k.ledgers { // the next look at the folders, which has no clock of the test's, finds them so
+		l.scanned = s.now
+		for i := range l.oldest {
+			l.oldest[i].ahead = false
+		}
+	}
+	s.pass()
+	require.Equal(t, []string{"a/1970-01-01/00.mp4", "a/2026-06-01/01.mp4"}, s.left())
 }

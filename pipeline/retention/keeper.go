@@ -59,7 +59,7 @@ type Keeper struct {
 	ledgers []*ledger        // sorted by key; the slice is never written again
 	disks   map[uint64]*disk // by device
 	ages    ages
-	newest  time.Time // when a file of any set was written last before begun
+	idle    idle // of all sets
 
 	// When it was last said that
 	toldFull   telling // nothing is left to remove

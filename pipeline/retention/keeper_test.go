@@ -76,24 +76,24 @@ const hourly = "%{key}/%Y-%m-%d/%H.mp4"
 // Only what a pattern has made is removed: not what others have put beside it, no links, no folders, no open file.
 func TestRetentionRemovesNothingElse(t *testing.T) {
 	s := newShelf(t, hourly, Bounds{Age: time.Hour}, Bounds{})
-	s.put("a/2026-01-01/00.mp4", 48*time.Hour)
-	s.put("a/2026-01-01/00-2.mp4", 48*time.Hour)
+	s.put("a/2026-01-01/00.mp4", 20*time.Hour)
+	s.put("a/2026-01-01/00-2.mp4", 20*time.Hour)
 	keep := []string{"a/2026-01-01/00.mp4.bak", "a/2026-01-01/notes.txt", "a/2026-01-01/0.mp4", "a/2026-01-01/00-02.mp4", "a/2026-01-01/x00.mp4",
 		"a/2026-01-01/sub/00.mp4", "a/00.mp4", "b/2026-01-01/00.mp4", "a/2026-01-01/young.mp4"}
 	for _, name := range keep {
-		s.put(name, 48*time.Hour)
+		s.put(name, 20*time.Hour)
 	}
 	s.put("a/2026-01-02/23.mp4", time.Minute)
 	keep = append(keep, "a/2026-01-02/23.mp4")
 	outside := filepath.Join(s.dir, "outside")
 	require.NoError(t, os.MkdirAll(outside, 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(outside, "05.mp4"), nil, 0o644))
-	require.NoError(t, os.Chtimes(filepath.Join(outside, "05.mp4"), s.now.Add(-99*time.Hour), s.now.Add(-99*time.Hour)))
+	require.NoError(t, os.Chtimes(filepath.Join(outside, "05.mp4"), s.now.Add(-20*time.Hour), s.now.Add(-20*time.Hour)))
 	require.NoError(t, os.Symlink(outside, filepath.Join(s.dir, "rec/a/2026-01-03")))
 	require.NoError(t, os.Symlink(filepath.Join(outside, "05.mp4"), filepath.Join(s.dir, "rec/a/2026-01-01/05.mp4")))
 	require.NoError(t, os.MkdirAll(filepath.Join(s.dir, "rec/a/2026-01-01/06.mp4"), 0o755))
 	keep = append(keep, "a/2026-01-03", "a/2026-01-01/05.mp4")
-	open, err := os.OpenFile(s.put("a/2026-01-01/07.mp4", 48*time.Hour), os.O_WRONLY, 0)
+	open, err := os.OpenFile(s.put("a/2026-01-01/07.mp4", 20*time.Hour), os.O_WRONLY, 0)
 	require.NoError(t, err)
 	require.NoError(t, shm.LockFile(open))
 	listed, err := os.Open(filepath.Join(s.dir, "rec/a/2026-01-01/00.mp4")) // by somebody who asks whether it is open

@@ -58,9 +58,9 @@ type ledger struct {
 	failedAt time.Time // when a scan failed; zero = the last one did not
 	total    int64     // bytes of all finished files
 	count    int
-	oldest   []file    // in order of time
-	complete bool      // oldest and aside hold all files
-	newest   time.Time // when a file was written last before the keeper began
+	oldest   []file // in order of time
+	complete bool   // oldest and aside hold all files
+	idle     idle
 	scanning bool
 	late     []file          // finished while scanning
 	emptied  map[string]bool // folders, of the goroutine that works on the disk
@@ -130,9 +130,7 @@ func (k *Keeper) scan(ctx context.Context, l *ledger) {
 		}
 	} else {
 		l.failedAt, l.scanned = time.Time{}, now
-		if found.newest.After(l.newest) {
-			l.newest = found.newest
-		}
+		l.idle.add(found.idle)
 		l.total, l.count, l.oldest, l.complete = found.total, found.count, found.oldest, found.complete
 	}
 	for _, f := range late {
@@ -146,13 +144,13 @@ func (k *Keeper) scan(ctx context.Context, l *ledger) {
 type tally struct {
 	total    int64
 	count    int
-	oldest   []file          // but those that are set aside
-	complete bool            // these are all there are
-	newest   time.Time       // when a file was written last before the keeper began; zero = none was
+	oldest   []file // but those that are set aside
+	complete bool   // these are all there are
+	idle     idle
 	recent   map[string]bool // paths of those that were finished lately
 }
 
-// read counts the finished files of a place, and finds the oldest but those that are set aside, and when one was written last before begun. With an error
+// read counts the finished files of a place, and finds the oldest but those that are set aside, and when files were written before begun. With an error
 // nothing is known.
 func read(ctx context.Context, place *recordings.Place, aside map[string]file, begun time.Time) (t tally, err error) {
 	t.recent = map[string]bool{}
@@ -163,9 +161,7 @@ func read(ctx context.Context, place *recordings.Place, aside map[string]file, b
 		}
 		f := file{path: x.Path, size: x.Info.Size(), at: x.Info.ModTime()}
 		f.ahead = f.at.Sub(now) > aheadBy
-		if f.at.Before(begun) && f.at.After(t.newest) {
-			t.newest = f.at
-		}
+		t.idle.add(idleAt(f.at, begun))
 		if now.Sub(f.at) < maybeOpen {
 			if closed, err := x.Closed(); err != nil || !closed {
 				return err

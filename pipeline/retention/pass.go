@@ -54,23 +54,25 @@ func (k *Keeper) pass(ctx context.Context, now time.Time) {
 	p.tell()
 }
 
-// doubtClock asks whether the clock may have been wrong since the keeper began: the newest recording of all is the last that is known of it.
+// doubtClock asks whether the clock may have been wrong when the keeper began, or became so lately: the recordings of all are what is known of it.
 func (k *Keeper) doubtClock(ledgers []*ledger) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var newest time.Time
+	all := k.idle
 	for _, l := range ledgers {
-		if l.newest.After(newest) {
-			newest = l.newest
-		}
+		all.add(l.idle)
 	}
-	if !newest.After(k.newest) {
+	if all == k.idle || all.before.IsZero() {
 		return
 	}
-	k.newest = newest
-	if by := k.ages.doubts(newest, k.begun); by > 0 {
-		k.log.Warn("the newest recording is old: recordings are not aged by that time until a day has passed; set the clock if it is wrong",
-			"newest", newest, "clock", k.begun, "age", by.Round(time.Second))
+	k.idle = all
+	since := all.since
+	if since.IsZero() {
+		since = k.begun
+	}
+	if by := k.ages.doubts(all.before, since, k.begun); by > 0 {
+		k.log.Warn("nothing was recorded for long: recordings are not aged by that time until a day has passed; set the clock if it is wrong",
+			"after", all.before, "until", since, "for", by.Round(time.Second), "clock", k.begun)
 	}
 }
 
