@@ -18,7 +18,7 @@ type ring struct {
 	memory *slotMemory
 	writer *FrameWriter
 
-	// Sessions that may still be sending the descriptors of memory; under Publisher.mu.
+	// Sessions that may still be sending the descriptors of memory, and leases of Newest; under Publisher.mu.
 	users   int
 	retired bool
 	free    sync.Once

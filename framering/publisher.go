@@ -87,11 +87,9 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	if err := CheckRuntimeDir(filepath.Dir(p.path)); err != nil {
 		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
 	}
-
 	if err := CheckSocket(filepath.Dir(p.path), o.Key); err != nil {
 		return nil, fmt.Errorf("publish %s: %w", o.Key, err)
 	}
-
 	// Ask the socket first: a foreign publisher holds no lock but listens. Our own always hold the lock.
 	switch alive, err := probe(p.path); {
 	case err != nil:
@@ -140,14 +138,21 @@ func CheckRuntimeDir(dir string) error {
 // CheckSocket says whether a key's control socket may be put into a runtime folder: what lies there and is no socket was not
 // made by a publisher and is not replaced. The error is ErrInvalidArg.
 func CheckSocket(dir, key string) error {
-	path := SocketPath(dir, key)
+	if err := checkNoFile(SocketPath(dir, key)); err != nil {
+		return fmt.Errorf("control socket %w", err)
+	}
+	return nil
+}
+
+// checkNoFile says whether nothing but a socket lies at a path.
+func checkNoFile(path string) error {
 	switch fi, err := os.Lstat(path); {
 	case errors.Is(err, os.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("control socket: %w", err)
+		return err
 	case fi.Mode()&fs.ModeSocket == 0:
-		return fmt.Errorf("control socket %s: something that is no socket (%s) lies there: remove it, or choose another --key: %w", path, fi.Mode(), ErrInvalidArg)
+		return fmt.Errorf("%s: something that is no socket (%s) lies there: remove it, or choose another --key: %w", path, fi.Mode(), ErrInvalidArg)
 	}
 	return nil
 }

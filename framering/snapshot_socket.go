@@ -41,14 +41,15 @@ func (p *Publisher) ListenSnapshot() (*SnapshotListener, error) {
 }
 
 func (p *Publisher) listenSnapshot() (*SnapshotListener, error) {
-	path := SnapshotPath(filepath.Dir(p.path), p.key)
-	switch fi, err := os.Lstat(path); {
+	switch {
 	case p.closing:
 		return nil, os.ErrClosed
 	case p.snapshots != nil:
 		return nil, fmt.Errorf("there is one already: %w", ErrInvalidArg)
-	case err == nil && fi.Mode()&fs.ModeSocket == 0:
-		return nil, fmt.Errorf("something that is no socket (%s) lies at %s: %w", fi.Mode(), path, ErrInvalidArg)
+	}
+	path := SnapshotPath(filepath.Dir(p.path), p.key)
+	if err := checkNoFile(path); err != nil {
+		return nil, err
 	}
 	// The key is locked and p.mu is held: the name beside the socket, which Serve uses too, is ours.
 	l, err := shm.ListenUnix(path, p.gid)

@@ -54,9 +54,7 @@ func TestSnapshotSocket(t *testing.T) {
 		require.NoFileExists(t, path)
 		_, err = p.ListenSnapshot()
 		require.ErrorIs(t, err, os.ErrClosed)
-		left, err := filepath.Glob(dir + "/{.*,*}")
-		require.NoError(t, err)
-		require.Empty(t, left)
+		requireNothingLeft(t, dir, key)
 	}
 
 	// What is no socket was not made by a publisher.
