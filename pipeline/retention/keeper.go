@@ -78,7 +78,9 @@ func New(o Options) *Keeper {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Keeper{log: o.Logger, onRemoved: o.Removed, free: freeSpace, remove: (*recordings.Place).Remove, begun: time.Now(), disks: map[uint64]*disk{}}
+	return &Keeper{
+		log: o.Logger, onRemoved: o.Removed, free: freeSpace, remove: (*recordings.Place).Remove, begun: time.Now(), disks: map[uint64]*disk{},
+	}
 }
 
 // Configure replaces the sets, and the bounds of all of them together; they hold from the next look on. It does not block.

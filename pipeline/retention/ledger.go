@@ -34,13 +34,16 @@ type file struct {
 	ahead bool // that has not come yet: it was written before the clock was set back, or while it was wrong
 }
 
-// older sorts by age. What was written by another clock is older than what is written now: else the newest went first for lack of space, for as long as the
-// clock is behind.
+// older sorts by age. What was written by another clock is older than what is written now: else the newest went first for lack of space,
+// for as long as the clock is behind.
 func older(a, b file) int {
-	if a.ahead != b.ahead {
-		return map[bool]int{true: -1, false: 1}[a.ahead]
+	switch {
+	case a.ahead == b.ahead:
+		return a.at.Compare(b.at)
+	case a.ahead:
+		return -1
 	}
-	return a.at.Compare(b.at)
+	return 1
 }
 
 // ledger is what is known about one set. The keeper's mutex guards what changes.
