@@ -268,10 +268,7 @@ func (c *frameBridge) start(meta framering.FrameMeta, onGPU bool) error {
 		memory = c.device
 	}
 	if (onGPU || legacy) && c.stills == nil { // before there are frames: who finds them finds it
-		var err error
-		if c.stills, err = serveStills(c.p, c.device, c.b.log); err != nil {
-			c.b.log.Warn("snapshots by others take longer", "error", err)
-		}
+		c.stills = serveStills(c.p, c.device, c.b.log)
 	}
 	slots := c.b.o.FrameSlots
 	if slots == 0 {

@@ -310,9 +310,7 @@ func (d *decodeStage) start(p *decode.Picture) error {
 		memory, kind = d.device, cudavmm.KindCUDA
 	}
 	if kind == cudavmm.KindCUDA && d.stills == nil { // before there are frames: who finds them finds it
-		if d.stills, err = serveStills(d.control, d.device, d.log); err != nil {
-			d.log.Warn("snapshots by others take longer", "key", d.o.Key, "error", err)
-		}
+		d.stills = serveStills(d.control, d.device, d.log.With("key", d.o.Key))
 	}
 	w, err := d.control.StartFrames(framering.FrameOptions{
 		RingSize: d.o.Slots, Meta: meta, Policy: d.o.Policy, AckTimeout: d.o.AckTimeout, Memory: memory,

@@ -61,17 +61,17 @@ func Snapshot(ctx context.Context, o SnapshotOptions) ([]byte, SnapshotInfo, err
 func newestStill(ctx context.Context, o SnapshotOptions) (av.Still, SnapshotInfo, error) {
 	picture, info, err := frameStill(ctx, o, !cudavmm.InUse(o.Device))
 	onGPU := errors.Is(err, cudavmm.ErrUnavailable) || errors.Is(err, cudavmm.ErrOtherDevice)
-	if !onGPU && !errors.Is(err, ErrNoFrames) {
-		return picture, info, err
-	}
-	if onGPU {
+	switch {
+	case onGPU:
 		p, err := askStill(ctx, o)
 		if err == nil {
-			return frameOf(p)
+			return stillOf(p)
 		}
 		if o.Logger != nil {
 			o.Logger.Debug("the publisher hands out no picture", "key", o.Key, "error", err)
 		}
+	case !errors.Is(err, ErrNoFrames): // nil too
+		return picture, info, err
 	}
 	picture, info, err = packetStill(ctx, o)
 	if onGPU && errors.Is(err, ErrNoPackets) {
@@ -93,7 +93,8 @@ func askStill(ctx context.Context, o SnapshotOptions) (still.Picture, error) {
 // frameStill copies the newest frame.
 func frameStill(ctx context.Context, o SnapshotOptions, hostOnly bool) (picture av.Still, info SnapshotInfo, err error) {
 	s, err := SubscribeFrames(ctx, FrameSubscribeOptions{
-		RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "snapshot", Newest: true, Device: o.Device, HostOnly: hostOnly, Logger: o.Logger, WaitForKey: o.WaitForKey,
+		RuntimeDir: o.RuntimeDir, Key: o.Key, Name: "snapshot", Newest: true, Device: o.Device, HostOnly: hostOnly,
+		Logger: o.Logger, WaitForKey: o.WaitForKey,
 	})
 	if err != nil {
 		return picture, info, err
@@ -112,8 +113,26 @@ func frameStill(ctx context.Context, o SnapshotOptions, hostOnly bool) (picture 
 		if err != nil {
 			return picture, info, err
 		}
-		return frameOf(p)
+		return stillOf(p)
 	}
+}
+
+var stillFormats = map[framering.Format]av.PixelFormat{
+	framering.NV12: av.NV12, framering.P010: av.P010, framering.P016: av.P016, framering.YUV420P: av.YUV420P, framering.RGB24: av.RGB24,
+	framering.BGR24: av.BGR24, framering.RGBA32: av.RGBA, framering.BGRA32: av.BGRA, framering.GRAY8: av.Gray8,
+}
+
+// stillOf is the picture of a frame as av.EncodeStill takes it.
+func stillOf(p still.Picture) (av.Still, SnapshotInfo, error) {
+	planes, err := p.Planes()
+	if err != nil {
+		return av.Still{}, SnapshotInfo{}, err
+	}
+	s := av.Still{Format: stillFormats[p.Format], Width: p.Width, Height: p.Height}
+	for _, q := range planes {
+		s.Planes = append(s.Planes, av.StillPlane{Data: p.Pixels[q.Offset : q.Offset+q.Bytes*q.Lines], Pitch: q.Pitch})
+	}
+	return s, SnapshotInfo{From: "frames", Seq: p.Seq, PTS: p.PTS, Width: p.Width, Height: p.Height}, nil
 }
 
 // snapshotThreads bounds the pictures that are decoded in parallel: the way from the keyframe is shorter.
@@ -136,7 +155,9 @@ func packetStill(ctx context.Context, o SnapshotOptions) (picture av.Still, info
 	if err != nil {
 		return picture, info, err
 	}
-	d, err := decode.Open(decode.Options{CodecID: i.CodecID, Extradata: i.Extradata, Mode: decode.CPU, Threads: min(snapshotThreads, runtime.NumCPU()), Logger: o.Logger})
+	d, err := decode.Open(decode.Options{
+		CodecID: i.CodecID, Extradata: i.Extradata, Mode: decode.CPU, Threads: min(snapshotThreads, runtime.NumCPU()), Logger: o.Logger,
+	})
 	if err != nil {
 		return picture, info, err
 	}
@@ -156,7 +177,8 @@ func packetStill(ctx context.Context, o SnapshotOptions) (picture av.Still, info
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
 			t := d.Stats()
-			err = fmt.Errorf("of %d packets none gave a picture (%d passed over while waiting for a keyframe, %d damaged): %w", t.Packets, t.Skipped, t.Errors, err)
+			err = fmt.Errorf("of %d packets none gave a picture (%d passed over while waiting for a keyframe, %d damaged): %w",
+				t.Packets, t.Skipped, t.Errors, err)
 		}
 		if err != nil {
 			return picture, info, err

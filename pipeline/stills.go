@@ -8,7 +8,6 @@ import (
 
 	"github.com/cfpipe/cfpipe/cudavmm"
 	"github.com/cfpipe/cfpipe/framering"
-	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/pipeline/still"
 )
 
@@ -20,15 +19,17 @@ type stills struct {
 	server    *still.Server
 }
 
-// serveStills begins to serve, until Close, which comes before the device's. device may be nil where frames lie in host memory.
-func serveStills(p *framering.Publisher, device *cudavmm.Device, log *slog.Logger) (*stills, error) {
+// serveStills begins to serve, until Close, which comes before the device's. device may be nil where frames lie in host memory. Where the
+// snapshot socket cannot be made the log says so, and nil is returned: those who want a picture go another way.
+func serveStills(p *framering.Publisher, device *cudavmm.Device, log *slog.Logger) *stills {
 	l, err := p.ListenSnapshot()
 	if err != nil {
-		return nil, err
+		log.Warn("snapshots by processes without the GPU open take longer", "error", err)
+		return nil
 	}
 	s := &stills{publisher: p, copier: frameCopier{device: func() (*cudavmm.Device, error) { return device, nil }}}
 	s.server = still.Serve(l, s.newest, log)
-	return s, nil
+	return s
 }
 
 // Close ends the service. It is idempotent.
@@ -69,22 +70,4 @@ func (c *frameCopier) picture(f framering.Frame) (still.Picture, error) {
 	}
 	p := still.Picture{Format: m.Format, Width: int(m.Width), Height: int(m.Height), Seq: f.Seq, PTS: f.PTS, Pixels: make([]byte, c.size)}
 	return p, c.copy(p.Pixels, f)
-}
-
-var stillFormats = map[framering.Format]av.PixelFormat{
-	framering.NV12: av.NV12, framering.P010: av.P010, framering.P016: av.P016, framering.YUV420P: av.YUV420P, framering.RGB24: av.RGB24,
-	framering.BGR24: av.BGR24, framering.RGBA32: av.RGBA, framering.BGRA32: av.BGRA, framering.GRAY8: av.Gray8,
-}
-
-// frameOf is a frame's picture as EncodeStill takes it.
-func frameOf(p still.Picture) (av.Still, SnapshotInfo, error) {
-	planes, err := p.Planes()
-	if err != nil {
-		return av.Still{}, SnapshotInfo{}, err
-	}
-	s := av.Still{Format: stillFormats[p.Format], Width: p.Width, Height: p.Height}
-	for _, q := range planes {
-		s.Planes = append(s.Planes, av.StillPlane{Data: p.Pixels[q.Offset : q.Offset+q.Bytes*q.Lines], Pitch: q.Pitch})
-	}
-	return s, SnapshotInfo{From: "frames", Seq: p.Seq, PTS: p.PTS, Width: p.Width, Height: p.Height}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -51,8 +52,8 @@ func TestStillsBesideGenerations(t *testing.T) {
 		p, err := framering.NewPublisher(framering.PublisherOptions{RuntimeDir: dir, Key: key})
 		require.NoError(t, err)
 		require.NoError(t, p.Serve())
-		s, err := serveStills(p, nil, nil)
-		require.NoError(t, err)
+		s := serveStills(p, nil, slog.New(slog.DiscardHandler))
+		require.NotNil(t, s)
 		var w *framering.FrameWriter
 		for seq := 1; seq < 600; seq++ {
 			if w == nil || seq%50 == 0 {
@@ -102,11 +103,13 @@ func TestStillsBeforeTheFirstFrame(t *testing.T) {
 	require.NoError(t, err)
 	defer p.Close(framering.ReasonNormal)
 	require.NoError(t, p.Serve())
-	s, err := serveStills(p, nil, nil)
-	require.NoError(t, err)
+	var log testenv.Log
+	s := serveStills(p, nil, slog.New(slog.NewTextHandler(&log, nil)))
+	require.NotNil(t, s)
 	defer s.Close()
-	_, err = serveStills(p, nil, nil)
-	require.ErrorIs(t, err, framering.ErrInvalidArg)
+	require.Empty(t, log.String())
+	require.Nil(t, serveStills(p, nil, slog.New(slog.NewTextHandler(&log, nil))))
+	require.Contains(t, log.String(), "there is one already")
 	w, err := p.StartFrames(framering.FrameOptions{Meta: framering.NV12Meta(64, 16), Memory: cudavmm.Host{}})
 	require.NoError(t, err)
 	_, err = still.Ask(t.Context(), dir, key)
