@@ -172,7 +172,10 @@ func (in *Input) open(ctx context.Context) (_ *demuxer, err error) {
 	}
 	if err := d.fc.OpenInput(url, format, options); err != nil {
 		d.fc = nil // freed by the failed call
-		return nil, wrap("open", err)
+		if err = wrap("open", err); errors.Is(err, ErrInvalidData) {
+			err = fmt.Errorf("%w: it begins like no format that is known here, or is damaged or cut off", err)
+		}
+		return nil, err
 	}
 	if err := d.fc.FindStreamInfo(nil); err != nil {
 		return nil, wrap("find streams", err)

@@ -298,7 +298,8 @@ func TestInputErrors(t *testing.T) {
 	require.ErrorContains(t, err, "open")
 
 	err = NewInput(InputOptions{URL: tempFile(t, "noise.bin", []byte(strings.Repeat("noise", 1000)))}).Run(t.Context(), &collector{})
-	require.Error(t, err)
+	require.ErrorIs(t, err, ErrInvalidData)
+	require.ErrorContains(t, err, "no format that is known here")
 
 	err = NewInput(InputOptions{URL: "tcp://joe:secret@127.0.0.1:1"}).Run(t.Context(), &collector{})
 	require.Error(t, err)

@@ -69,7 +69,7 @@ func Dial(ctx context.Context, nnrpURL string, trust Trust) (session.Conn, error
 	q, err := t.Dial(ctx, remote, conf, config(false))
 	if err != nil {
 		closeAll()
-		return nil, fmt.Errorf("nnrp: dial %s: %w", addr, certificateError(err))
+		return nil, fmt.Errorf("nnrp: dial %s: %w", addr, handshakeError(err))
 	}
 	return newConn(q, closeAll), nil
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/quic-go/quic-go"
+
 	"github.com/cfpipe/cfpipe/internal/servercert"
 	"github.com/cfpipe/cfpipe/nnrp"
 )
@@ -46,8 +48,8 @@ func (e *CertificateError) Error() string {
 
 func (e *CertificateError) Unwrap() error { return e.Err }
 
-// certificateError finds the certificate's error in that of a handshake, without the numbers of QUIC around it.
-func certificateError(err error) error {
+// handshakeError says what a handshake failed of, without the numbers of QUIC around it: the certificate, or that nobody answers.
+func handshakeError(err error) error {
 	var refused *CertificateError
 	if errors.As(err, &refused) {
 		return refused
@@ -55,6 +57,10 @@ func certificateError(err error) error {
 	var unverified *tls.CertificateVerificationError
 	if errors.As(err, &unverified) && len(unverified.UnverifiedCertificates) > 0 {
 		return &CertificateError{Fingerprint: servercert.FingerprintOf(unverified.UnverifiedCertificates[0].Raw), Err: unverified}
+	}
+	var idle *quic.IdleTimeoutError
+	if errors.As(err, &idle) {
+		return fmt.Errorf("no answer within %v: is a runtime listening there, and does UDP get through? %w", handshakeTimeout, err)
 	}
 	return err
 }

@@ -404,3 +404,14 @@ func TestRenewedCertificate(t *testing.T) {
 	default:
 	}
 }
+
+// A port at which nobody answers.
+func TestDialSilence(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, time.Minute)
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	_, err = Dial(t.Context(), "nnrps://"+silent.LocalAddr().String(), Trust{})
+	require.ErrorContains(t, err, "no answer within 5s")
+}
