@@ -6,19 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"math/bits"
 	"time"
 
 	"github.com/cfpipe/cfpipe/internal/av"
-)
-
-// The elements of Matroska that are looked at (RFC 9559).
-const (
-	mkvHead      = 0x1A45DFA3 // the EBML header
-	mkvSegment   = 0x18538067
-	mkvCluster   = 0x1F43B675
-	mkvCRC       = 0xBF
-	mkvTimestamp = 0xE7 // of a cluster: its first element but for the checksum
 )
 
 const (
@@ -131,41 +121,6 @@ func clusters(b []byte) (n int) {
 			return len(b)
 		}
 		n += skip + int(length)
-	}
-	return n
-}
-
-// element reads the head of an element: its id, the length of its body, -1 where it is not known, and its own; 0 = there is none.
-func element(b []byte) (id uint32, length int64, skip int) {
-	idBytes := vint(b)
-	if idBytes == 0 || idBytes > 4 {
-		return 0, 0, 0
-	}
-	for _, c := range b[:idBytes] {
-		id = id<<8 | uint32(c)
-	}
-	n := vint(b[idBytes:])
-	if n == 0 {
-		return 0, 0, 0
-	}
-	v := uint64(b[idBytes]) & (0xFF >> n)
-	for _, c := range b[idBytes+1 : idBytes+n] {
-		v = v<<8 | uint64(c)
-	}
-	if v == 1<<(7*n)-1 {
-		return id, -1, idBytes + n
-	}
-	return id, int64(v), idBytes + n
-}
-
-// vint returns how many bytes a number of variable length has; 0 = it is none, or cut off.
-func vint(b []byte) int {
-	if len(b) == 0 || b[0] == 0 {
-		return 0
-	}
-	n := bits.LeadingZeros8(b[0]) + 1
-	if n > len(b) {
-		return 0
 	}
 	return n
 }

@@ -100,7 +100,7 @@ func summarizeMP4(ctx context.Context, r io.ReaderAt, size int64) (Summary, erro
 			if _, err := r.ReadAt(body, at+skip); err != nil {
 				return m.Summary, err
 			}
-			if c, ok := mp4Counts(body, size); ok {
+			if c := mp4Counts(body, size); c != unknownCounts {
 				m.Lost = c.Lost // the others are counted
 			}
 		}

@@ -2,8 +2,9 @@ package mux
 
 import "io"
 
-// patchLast is an output whose beginning is changed when all else is in it. The muxer makes an ordinary MP4 of a fragmented one by a box over all that it has
-// written, and writes the index after that: a disk that is full then, or a loss of power, would leave neither of the two.
+// patchLast is an output whose beginning is changed when all else is in it. The muxer makes an ordinary MP4 of a fragmented one by a box
+// over all that it has written, and writes the index after that: a disk that is full then, or a loss of power, would leave neither of the
+// two.
 type patchLast struct {
 	out     io.WriteSeeker
 	pos     int64 // where the muxer is

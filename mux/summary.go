@@ -18,9 +18,11 @@ type Summary struct {
 	Begin, End    time.Duration // of the pictures, from the file's time zero
 	Video, Audio  uint32        // codecs; 0 = there is none
 	Width, Height int
-	Counts              // those of which a file does not tell are -1: one that was not finished, or by an older version. MP4 shows all but Lost always
-	Bytes         int64 // that can be played; what follows was cut off
-	Complete      bool  // it has its end: the index, the duration, the mark of a transport stream. One from elsewhere has none, and is complete always
+	// Counts of which a file does not tell are -1: one that was not finished, or is by an older version. MP4 shows all but Lost always.
+	Counts
+	Bytes int64 // that can be played; what follows was cut off
+	// Complete: it has its end, the index, the duration, the mark of a transport stream. One from elsewhere has none, and is complete always.
+	Complete bool
 }
 
 // ErrNoRecording says that a file is none that can be read.
@@ -84,10 +86,8 @@ func summarizeStreams(ctx context.Context, f *os.File, size int64) (s Summary, e
 	ends := in.HasDuration()
 	s.Complete = ends && !tsCut(f, size)
 	if ends {
-		if c, ok := tsCountsOf(f, size); ok {
-			s.Counts = c
-		} else if c, ok := mkvCountsOf(f, size); ok {
-			s.Counts = c
+		if s.Counts = tsCountsOf(f, size); s.Counts == unknownCounts {
+			s.Counts = mkvCountsOf(f, size)
 		}
 		if s.End = in.VideoEnd(); s.End == 0 { // Matroska tells one duration, from time zero to the end of picture or sound
 			s.End = in.Duration()
