@@ -56,7 +56,7 @@ type eventRecorder struct {
 	written int64         // DTS of its newest picture that was written; 0 = none was
 	waiting atomic.Int64  // since when the next packet is waited for, after monotonicStart; 0 = one is being written
 	path    string        // of its newest file
-	from    time.Time     // where it goes on that an earlier recorder has begun, as long as nothing of it is written here; zero = at its start
+	from    time.Time     // where its newest file begins or, of one that an earlier recorder has begun, goes on; zero = at its start
 	reach   bool          // it was told how far the ring reaches back
 	short   bool          // and that it is too small
 

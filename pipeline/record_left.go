@@ -276,6 +276,9 @@ func (r *recorder) remember() {
 		return
 	}
 	fresh := r.on.remembered == 0 || r.on.path != r.on.rememberedPath
+	if r.on.path != r.on.rememberedPath && r.on.written != 0 {
+		r.on.from = time.Unix(0, r.on.written)
+	}
 	r.on.remembered, r.on.rememberedPath = n, r.on.path
 	s := r.on.plan.Save()
 	if s == nil {
@@ -287,6 +290,9 @@ func (r *recorder) remember() {
 	}
 	left := leftEvent{Saved: *s}
 	same := s.Event.ID == r.on.now.ID
+	if same {
+		left.From = r.on.from
+	}
 	if rel, err := filepath.Rel(r.on.note.root.Name(), r.on.path); err == nil && r.on.path != "" && same {
 		left.Path = rel
 	}
@@ -322,9 +328,12 @@ func (r *recorder) release() {
 	r.on.note = nil
 }
 
-// leftEnd is how far an event is recorded: until the end of its newest file, else its start.
+// leftEnd is how far an event is recorded: until the end of its newest file; where that holds nothing yet, or is not there yet, until where it begins.
 func (r *recorder) leftEnd(ctx context.Context, root *os.Root, left leftEvent) time.Time {
 	start := left.Event.Start
+	if left.From.After(start) && time.Until(left.From) < wallSlack {
+		start = left.From
+	}
 	if left.Path == "" || !filepath.IsLocal(left.Path) {
 		return start
 	}

@@ -131,6 +131,8 @@ func TestEventLeftHostile(t *testing.T) {
 		"good":                  {write(whole, 0o600), true},
 		"a path that leads out": {write(with(func(l *leftEvent) { l.Path = "../../etc/passwd" }), 0o600), true},
 		"a path of another":     {write(with(func(l *leftEvent) { l.Path = "mine.mp4" }), 0o600), true},
+		"goes on tomorrow":      {write(with(func(l *leftEvent) { l.From = now.Add(24 * time.Hour) }), 0o600), true},
+		"goes on long ago":      {write(with(func(l *leftEvent) { l.From = time.Unix(0, 0) }), 0o600), true},
 		"nothing":               {func(string) error { return nil }, false},
 		"empty":                 {write(nil, 0o600), false},
 		"a half":                {write(whole[:len(whole)/2], 0o600), false},
@@ -175,5 +177,40 @@ func TestEventLeftHostile(t *testing.T) {
 				<-r.on.plan.Started()
 			}
 		})
+	}
+}
+
+// A recorder that takes an event over and is killed before it has written anything of it, or whose file holds nothing yet, leaves it where it found it.
+func TestEventLeftTwice(t *testing.T) {
+	testenv.Watchdog(t, 30*time.Second)
+	folder, now := t.TempDir(), time.Now()
+	at := now.Add(-time.Minute)
+	first := leftEvent{From: at, Saved: trigger.Saved{
+		Event: trigger.Event{ID: "20260504T100009Z-k3x2ab", Trigger: now, Start: now.Add(-time.Hour)}, Until: now.Add(time.Minute), At: now,
+	}}
+	b, err := json.Marshal(first)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "empty.mp4"), nil, 0o600))
+	for i, path := range []string{"", "empty.mp4", "gone.mp4"} {
+		r := &recorder{o: RecordOptions{Key: "door", Out: filepath.Join(folder, "%{key}-%s.mp4"), OnEvent: &EventOptions{}}, log: slog.New(slog.DiscardHandler)}
+		r.pattern, err = mux.ParsePattern(r.o.Out, r.o.Key)
+		require.NoError(t, err)
+		r.on.plan = trigger.NewPlan(trigger.PlanOptions{Post: time.Second})
+		if i == 0 {
+			require.NoError(t, os.WriteFile(filepath.Join(folder, r.leftName()), b, 0o600))
+		}
+		r.takeOver()
+		require.True(t, r.claim(t.Context()))
+		require.WithinDuration(t, at, r.on.from, 0, path)
+		if path != "" { // its file begins a moment later
+			at = at.Add(time.Second)
+			r.on.path, r.on.written = filepath.Join(folder, path), at.UnixNano()
+		}
+		r.remember()
+		noted, err := readNote(folder, r.leftName())
+		require.NoError(t, err)
+		require.Equal(t, path, noted.Path)
+		require.WithinDuration(t, at, noted.From, 0, path)
+		r.release()
 	}
 }

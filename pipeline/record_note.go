@@ -31,7 +31,8 @@ var (
 // leftEvent is what a recorder on events says of the one under way, for the recorder that is started after it was killed, stopped or replaced.
 type leftEvent struct {
 	trigger.Saved
-	Path string `json:"path"` // of the event's newest file, below the folder; "" = there is none yet
+	Path string    `json:"path"`          // of the event's newest file, below the folder; "" = this recorder has none yet
+	From time.Time `json:"from,omitzero"` // where that one begins, or will: what lies before is in others
 }
 
 // eventNote is the file in the recordings' folder that has it, which is gone when the event is over. Who records the event holds its lock, which ends with
