@@ -65,7 +65,6 @@ type FrameSubscription struct {
 	sub        *framering.Subscriber // nil between two publishers
 	reader     *framering.FrameReader
 	generation int
-	past       framering.FrameReaderStats
 
 	// Where the next attachment goes on: after frame after of the same publisher's numbers, or (0) with the oldest that there is.
 	follows bool
@@ -220,7 +219,6 @@ func (s *FrameSubscription) leave() {
 	if s.reader == nil {
 		return
 	}
-	s.past = s.total()
 	_ = s.reader.Close()
 	_ = s.sub.Close()
 	s.reader, s.sub = nil, nil
@@ -275,22 +273,6 @@ func (s *FrameSubscription) Generation() int {
 	return s.generation
 }
 
-// Stats returns the counts over all generations.
-func (s *FrameSubscription) Stats() framering.FrameReaderStats {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.total()
-}
-
-func (s *FrameSubscription) total() framering.FrameReaderStats {
-	t := s.past
-	if s.reader != nil {
-		r := s.reader.Stats()
-		t.Read, t.Lost, t.Skipped, t.Overruns = t.Read+r.Read, t.Lost+r.Lost, t.Skipped+r.Skipped, t.Overruns+r.Overruns
-	}
-	return t
-}
-
 // Device returns the GPU that the frames are mapped on, for copies; it stays the subscription's.
 func (s *FrameSubscription) Device() (*cudavmm.Device, error) { return s.memory.Device() }
 
@@ -301,7 +283,6 @@ func (s *FrameSubscription) Close() error {
 	defer s.mu.Unlock()
 	var err error
 	if s.reader != nil {
-		s.past = s.total()
 		err = errors.Join(s.reader.Close(), s.sub.Close())
 		s.reader, s.sub = nil, nil
 	}

@@ -167,9 +167,6 @@ func (f *File) HasDuration() bool {
 	return f.Duration() > 0 && C.cfav_duration_is_guess(formatPointer(f.d.fc)) == 0
 }
 
-// Format is FFmpeg's name of the container.
-func (f *File) Format() string { return f.d.fc.InputFormat().Name() }
-
 // Tag returns an entry of the file's metadata, or of its first program that has it.
 func (f *File) Tag(name string) string {
 	c := C.CString(name)
