@@ -51,7 +51,7 @@ func newDoctorCommand(o *globalOptions) *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print the findings as a JSON array of {name, status, detail, remedy}, in one line")
+	c.Flags().BoolVar(&asJSON, "json", false, "print the findings as a JSON array of {name, status, detail, remedy, orphans}, in one line")
 	c.Flags().BoolVar(&clean, "clean", false, "first remove the rings that killed publishers have left in /dev/shm: those of the KEYs named, or all")
 	return c
 }

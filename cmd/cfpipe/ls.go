@@ -98,7 +98,8 @@ func printKeys(out io.Writer, keys []pipeline.KeyStatus) error {
 }
 
 func noAccess(keys int) string {
-	return fmt.Sprintf("no access: uid %d may not read %d of the keys; run as the user of their publishers, or start those with --group", os.Getuid(), keys)
+	return fmt.Sprintf("no access: uid %d may not read %d of the keys; run as the user of their publishers, or start those with --group",
+		os.Getuid(), keys)
 }
 
 func orDash(s string) string {

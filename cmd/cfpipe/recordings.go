@@ -137,11 +137,12 @@ func newRecordingsRebuildCommand(o *globalOptions) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rebuild",
 		Short: "Make the index anew from the files",
-		Long: `Compares the index with the files: those that are new or have changed are read, as little of each as possible, and rows of files that are
-gone are removed. A running site does the same when it starts and once an hour. An index that is damaged is moved aside and made anew.
+		Long: `Compares the index with the files: those that are new or have changed are read, as little of each as possible, and rows of
+files that are gone are removed. A running site does the same when it starts and once an hour. An index that is damaged is moved
+aside and made anew.
 
-Finished files say how many access units and keyframes they have and how many were lost. Of files that were cut off, or are by an older version, lost is
-not known, nor are the counts of MKV and TS.
+Finished files say how many access units and keyframes they have and how many were lost. Of files that were cut off, or are by an
+older version, lost is not known, nor are the counts of MKV and TS.
 
 With --dir the index is DIR/` + recordings.IndexName + `, or what --index says.` + "\n" + exitStatusHelp,
 		Example: "  cfpipe recordings rebuild --site site.yaml\n  cfpipe recordings rebuild --dir /mnt/old-disk --index /tmp/old-disk.db",

@@ -25,11 +25,13 @@ func newRecordingsListCommand(o *globalOptions) *cobra.Command {
 		Use:     "list [KEY…]",
 		Aliases: []string{"ls"},
 		Short:   "List recorded files, and the gaps between them",
-		Long: `Lists the files that have something between --from and --to, of all cameras or those named, by camera and time. Times are local; where nothing
-is recorded between two files, a line says for how long. A key of which there are no recordings at all is status 3.
+		Long: `Lists the files that have something between --from and --to, of all cameras or those named, by camera and time. Times are
+local; where nothing is recorded between two files, a line says for how long. A key of which there are no recordings at all is
+status 3.
 
-STATE is finished, recording (it is being written now), cut (its recorder was killed: it plays up to there), or nothing for a gap. RECORDING is continuous, or
-"event:" and the event's reason. UNITS are access units; a dash stands for what only the recorder knew and the file does not say.` + "\n" + timesHelp + exitStatusHelp,
+STATE is finished, recording (it is being written now), cut (its recorder was killed: it plays up to there), or nothing for a gap.
+RECORDING is continuous, or "event:" and the event's reason. UNITS are access units; a dash stands for what only the recorder knew
+and the file does not say.` + "\n" + timesHelp + exitStatusHelp,
 		Example: `  cfpipe recordings list --site site.yaml door --from 12:00
   cfpipe recordings list --dir /mnt/disk --json | jq -r 'select(.lost > 0) | .path'`,
 		Args: func(_ *cobra.Command, a []string) error { return checkKeys(a...) },

@@ -104,7 +104,8 @@ output. The file appears in one step, a reader never sees half of it. When the c
 	f.IntVar(&s.Quality, "quality", 3, "JPEG: 1 (best) to 31")
 	f.DurationVar(&s.WaitForKey, "wait", 0, "how long to wait for KEY, and for a picture; 0 = not for KEY, 5s for a picture")
 	f.DurationVar(&maxAge, "max-age", 0, "exit with status 4 when the newest picture is older; 0 = warn when it is older than 5s")
-	f.IntVar(&s.Device, "device", 0, "GPU on which frames in GPU memory are read, where their publisher hands out none and the key has no packets to decode")
+	f.IntVar(&s.Device, "device", 0,
+		"GPU on which frames in GPU memory are read, where their publisher hands out none and the key has no packets to decode")
 	f.BoolVar(&asJSON, "json", false, "print a line of JSON about the picture (to standard error with -o -)")
 	return c
 }

@@ -21,8 +21,8 @@ func newTopCommand(o *globalOptions) *cobra.Command {
 		Use:   "top",
 		Short: "Watch publishers and their readers",
 		Long: `Top shows every key of this host with its rates over the last interval, and below it its readers: how far each is behind the newest
-packet, in packets and as a part of what the ring holds. A reader that comes to 100 % loses packets; such a place is marked with "!". A recorder is continuous, or says
-which event it records; one that waits for events reads nothing and is not there.
+packet, in packets and as a part of what the ring holds. A reader that comes to 100 % loses packets; such a place is marked with "!".
+A recorder is continuous, or says which event it records; one that waits for events reads nothing and is not there.
 
 On a terminal the table is drawn anew each --interval until Ctrl-C. Where the output is a pipe or a file, two readings are taken and
 the table is printed once; -n prints it so many times. It reads shared memory and disturbs nobody.` + "\n" + exitStatusHelp,
@@ -92,18 +92,18 @@ type topRow struct {
 
 // topReader is a reader in the table.
 type topReader struct {
-	Name     string   `json:"name"`
-	Kind     string   `json:"recording,omitempty"` // of a recorder: continuous or event
-	Event    string   `json:"event,omitempty"`     // that it records: its id
-	PID      uint64   `json:"pid"`                 // 0 = in another PID namespace
-	Bit      int      `json:"bit"`
-	Of       string   `json:"of"`  // packets or frames
-	Lag      *uint64  `json:"lag"` // null = the reader does not say
-	Share    *float64 `json:"lag_ratio"`
-	Rate     *float64 `json:"per_second"` // read between the two readings; null = not known yet
-	Seen     *float64 `json:"seen_seconds"`
-	position uint64
-	title    string
+	Name      string   `json:"name"`
+	Recording string   `json:"recording,omitempty"` // of a recorder: continuous or event
+	Event     string   `json:"event,omitempty"`     // that it records: its id
+	PID       uint64   `json:"pid"`                 // 0 = in another PID namespace
+	Bit       int      `json:"bit"`
+	Of        string   `json:"of"`  // packets or frames
+	Lag       *uint64  `json:"lag"` // null = the reader does not say
+	Share     *float64 `json:"lag_ratio"`
+	Rate      *float64 `json:"per_second"` // read between the two readings; null = not known yet
+	Seen      *float64 `json:"seen_seconds"`
+	position  uint64
+	title     string
 }
 
 // losing is the part of the ring at which a reader is marked.
@@ -167,7 +167,8 @@ func newTopRow(k pipeline.KeyStatus, old topRow, known bool, passed float64) top
 	}
 	for _, x := range k.Readers {
 		e := topReader{
-			Name: x.Name, Kind: x.Recording, Event: x.Event, PID: x.PID, Bit: x.Bit, Of: "packets", Lag: x.Lag, Seen: x.SeenSeconds, position: x.LastSeq, title: x.Title(),
+			Name: x.Name, Recording: x.Recording, Event: x.Event, PID: x.PID, Bit: x.Bit, Of: "packets", Lag: x.Lag, Seen: x.SeenSeconds,
+			position: x.LastSeq, title: x.Title(),
 		}
 		holds := buffered
 		if x.Frames && k.Frames != nil {

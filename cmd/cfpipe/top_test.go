@@ -41,7 +41,7 @@ func TestTop(t *testing.T) {
 	require.Greater(t, r.Packets, 5.0)
 	require.Less(t, r.Packets, 100.0)
 	require.Equal(t, "record", r.Readers[0].Name)
-	require.Equal(t, "continuous", r.Readers[0].Kind)
+	require.Equal(t, "continuous", r.Readers[0].Recording)
 	require.Empty(t, r.Readers[0].Event)
 	require.Less(t, *r.Readers[0].Share, 0.5)
 
