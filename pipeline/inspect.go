@@ -173,7 +173,8 @@ func noKey(runtimeDir, key string) *NoKeyError {
 			e.Others = append(e.Others, p.Key)
 		}
 	}
-	if ring, err := packetring.Inspect(framering.PacketShmName(key)); err == nil && ring.Alive && !slices.Contains(e.Others, key) { // keys are the host's
+	ring, err := packetring.Inspect(framering.PacketShmName(key)) // keys are the host's
+	if err == nil && ring.Alive && !slices.Contains(e.Others, key) {
 		e.PID = ring.ProducerPID
 	}
 	return e

@@ -99,7 +99,9 @@ func (r *recorder) events(ctx context.Context) error {
 	defer r.release()
 	r.takeOver()             // when triggers come here too: what is asked of the recorder before is in its note, or was asked of both
 	if r.o.WaitForKey >= 0 { // else it may come when it likes
-		sub, err := Subscribe(life, SubscribeOptions{RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: recorderName, WaitForKey: r.o.WaitForKey, Logger: r.o.Logger})
+		sub, err := Subscribe(life, SubscribeOptions{
+			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: recorderName, WaitForKey: r.o.WaitForKey, Logger: r.o.Logger,
+		})
 		if err != nil {
 			return err
 		}
@@ -192,7 +194,8 @@ func (r *recorder) event(ctx context.Context) (again bool, fatal error) {
 	defer joined()
 	in, err := newInterleaver(joining, interleaverOptions{
 		SubscribeOptions: SubscribeOptions{
-			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: eventRecorderName(ev.ID), Start: StartAt(start.Add(-view.shift)), WaitForKey: -1, Logger: r.o.Logger,
+			RuntimeDir: r.o.RuntimeDir, Key: r.o.Key, Name: eventRecorderName(ev.ID), Start: StartAt(start.Add(-view.shift)),
+			WaitForKey: -1, Logger: r.o.Logger,
 		},
 		NoAudio: r.o.NoAudio, Rest: recordRest,
 	})

@@ -72,8 +72,8 @@ func (r *recorder) takeOver() {
 	}
 }
 
-// own makes the plan's event this recorder's alone. false = another one has it, see claim, or has left it and it begins elsewhere now. Where no note can be
-// kept, every recorder records.
+// own makes the plan's event this recorder's alone. false = another one has it, see claim, or has left it and it begins elsewhere now. Where
+// no note can be kept, every recorder records.
 func (r *recorder) own(ctx context.Context) bool {
 	if r.on.note != nil || r.on.noteless {
 		return true
@@ -176,8 +176,8 @@ func (r *recorder) goOn(ctx context.Context, root *os.Root, left leftEvent) {
 	r.log.Info("the event goes on that was recorded before", "event", r.on.now.ID, "reason", r.on.now.Reason, "from", r.on.from.Format(time.RFC3339Nano))
 }
 
-// takeStrays looks at the notes that recorders of the key with another pattern have left: what is over is removed, what nobody has come back for since
-// the last look is taken over.
+// takeStrays looks at the notes that recorders of the key with another pattern have left: what is over is removed, what nobody has come back
+// for since the last look is taken over.
 func (r *recorder) takeStrays(ctx context.Context) {
 	before := r.on.strays
 	r.on.strays = map[string]bool{}

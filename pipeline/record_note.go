@@ -35,8 +35,8 @@ type leftEvent struct {
 	From time.Time `json:"from,omitzero"` // where that one begins, or will: what lies before is in others
 }
 
-// eventNote is the file in the recordings' folder that has it, which is gone when the event is over. Who records the event holds its lock, which ends with
-// the process.
+// eventNote is the file in the recordings' folder that has it, which is gone when the event is over. Who records the event holds its lock,
+// which ends with the process.
 type eventNote struct {
 	root   *os.Root
 	name   string
@@ -236,7 +236,7 @@ func notesIn(dir, key string) (names []string) {
 	}
 }
 
-// isNote says whether a name is that of a note of a key; see noteName.
+// isNote says whether a name is that of a note of a key; see leftName.
 func isNote(name, key string) bool {
 	ok, err := filepath.Match("."+key+".????????.event", name)
 	return ok && err == nil

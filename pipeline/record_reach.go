@@ -157,8 +157,8 @@ func (r *recorder) handle(q trigger.Request, now time.Time) trigger.Answer {
 	return a
 }
 
-// beginsLate warns where a recording that runs all the time begins later than Pre asks for, with its first picture, because the ring has passed on what lay
-// before. A ring that holds all that was ever published in it could not have more.
+// beginsLate warns where a recording that runs all the time begins later than Pre asks for, with its first picture, because the ring has
+// passed on what lay before. A ring that holds all that was ever published in it could not have more.
 func (r *recorder) beginsLate(first item, asked time.Time) {
 	v := viewRing(r.o.Key)
 	if late := time.Unix(0, first.PTS).Sub(asked); late > 0 && v.age == 0 && v.shift == 0 && v.unitRate > 0 {

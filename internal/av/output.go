@@ -215,7 +215,8 @@ func (o *Output) Push() error {
 	return o.fail("write packet", nil)
 }
 
-// Append passes bytes of the container's own syntax to the writer, behind what the muxer has written. The fragment or cluster in front of them is ended.
+// Append passes bytes of the container's own syntax to the writer, behind what the muxer has written. The fragment or cluster in front of
+// them is ended.
 func (o *Output) Append(b []byte) error {
 	if err := o.Flush(); err != nil || len(b) == 0 {
 		return err

@@ -77,17 +77,16 @@ func (s *Server) closeUDP() {
 }
 
 func listenError(proto, address string, err error) error {
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("listen on %s %s: the port is taken by another program (choose another one, or stop it; `ss -ltnup` names it): %w",
-			proto, address, err)
+	why := ""
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		why = "the port is taken by another program (choose another one, or stop it; `ss -ltnup` names it): "
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		why = "this host has no such address (`ip addr` shows those it has; leave it out for all of them): "
+	case errors.Is(err, os.ErrPermission):
+		why = "this user may not, ports below 1024 are root's: choose a larger one: "
 	}
-	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		return fmt.Errorf("listen on %s %s: this host has no such address (`ip addr` shows those it has; leave it out for all of them): %w", proto, address, err)
-	}
-	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("listen on %s %s: this user may not, ports below 1024 are root's: choose a larger one: %w", proto, address, err)
-	}
-	return fmt.Errorf("listen on %s %s: %w", proto, address, err)
+	return fmt.Errorf("listen on %s %s: %s%w", proto, address, why, err)
 }
 
 // listenPair binds an even UDP port and the one above it, which RTP and RTCP need. port 0 looks for a free pair.

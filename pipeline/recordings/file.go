@@ -132,8 +132,9 @@ func (p *Place) read(ctx context.Context, f Found) (File, error) {
 		return File{Open: open}, err
 	}
 	x := File{
-		Key: s.Key, Path: f.Path, Bytes: info.Size(), Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: s.Lost, Video: s.Video, Audio: s.Audio,
-		Width: s.Width, Height: s.Height, Cause: s.Cause, Finished: s.Complete && !open, Open: open, Modified: info.ModTime(),
+		Key: s.Key, Path: f.Path, Bytes: info.Size(), Packets: int64(s.Packets), Keyframes: int64(s.Keyframes), Lost: s.Lost,
+		Video: s.Video, Audio: s.Audio, Width: s.Width, Height: s.Height, Cause: s.Cause,
+		Finished: s.Complete && !open, Open: open, Modified: info.ModTime(),
 	}
 	if p.Key != "" {
 		x.Key = p.Key

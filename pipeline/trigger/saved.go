@@ -80,8 +80,8 @@ func (p *Plan) Adopt(s Saved, now time.Time) (bool, error) {
 	return true, nil
 }
 
-// join adds what triggers have asked this plan for to the event that it has adopted; same: it has adopted the event before, and a start that is no longer
-// open was stopped meanwhile.
+// join adds what triggers have asked this plan for to the event that it has adopted; same: it has adopted the event before, and a start that
+// is no longer open was stopped meanwhile.
 func (p *Plan) join(same bool, own Saved) {
 	p.until = later(p.until, own.Until)
 	if p.open = later(p.open, own.Open); same && own.Open.IsZero() {
