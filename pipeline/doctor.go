@@ -210,7 +210,7 @@ func orphansFinding() Finding {
 		}
 	}
 	f.Status = FindingWarn
-	f.Detail = fmt.Sprintf("%d left by killed publishers, %s; cfpipe doctor --clean removes %d of them", len(list), mebibytes(bytes), removable)
+	f.Detail = fmt.Sprintf("%d left by killed publishers, %s; this user can remove %d of them", len(list), mebibytes(bytes), removable)
 	f.Remedy = "publish their keys again, or remove them: cfpipe doctor --clean, or --clean KEY… for some"
 	return f
 }

@@ -42,7 +42,7 @@ const (
 // CreateLocked makes the segment name, maps it zeroed, and holds an exclusive flock on it until Close or the end of the process.
 // It returns ErrExists when a living process holds that name. An orphan is replaced by a new inode in one step: of any number of
 // racing creators exactly one succeeds, and readers that still map the orphan keep it whole. All blocks are reserved before the
-// mapping, *SpaceError says that there are too few.
+// mapping, *SpaceError says that there are too few. It blocks for 2 s at most, where others look whether an orphan's owner lives.
 func CreateLocked(name string, size int, o CreateOptions) (*Segment, error) {
 	name, err := BaseName(name)
 	if err != nil {
@@ -156,7 +156,7 @@ func takeOver(target string, foreign func(head []byte) bool) (_ *os.File, err er
 
 // RemoveDead unlinks the segment name when its owner is dead and returns its size; ErrExists when it lives. foreign has the
 // meaning of CreateOptions.Foreign; held is called before, while the segment's lock is held: nobody else is its owner then. Readers that
-// still map it keep their mapping.
+// still map it keep their mapping. It blocks as CreateLocked does.
 func RemoveDead(name string, foreign func(head []byte) bool, held func()) (size int64, err error) {
 	if name, err = BaseName(name); err != nil {
 		return 0, err
