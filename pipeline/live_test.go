@@ -33,7 +33,10 @@ type live struct {
 }
 
 func relayKey(t *testing.T) string {
-	return strings.NewReplacer("/", "-", "=", "-", " ", "-").Replace(fmt.Sprintf("%.30s-%d", t.Name(), time.Now().UnixNano()%1e9))
+	t.Helper()
+	key := strings.NewReplacer("/", "-", "=", "-", " ", "-").Replace(fmt.Sprintf("%.30s-%09d", t.Name(), time.Now().UnixNano()%1e9))
+	testenv.RemoveRings(t, key)
+	return key
 }
 
 func publishClip(t *testing.T, dir, key string, clip *testcam.Clip, behind time.Duration) *live {

@@ -35,7 +35,9 @@ func newSite(t *testing.T) *site {
 
 // key returns a key that no other test of the host uses: rings of all tests share /dev/shm.
 func (s *site) key(name string) string {
-	return fmt.Sprintf("%s-%d-%d", name, os.Getpid(), time.Now().UnixNano()%1e6)
+	key := fmt.Sprintf("%s-%d-%06d", name, os.Getpid(), time.Now().UnixNano()%1e6)
+	testenv.RemoveRings(s.t, key)
+	return key
 }
 
 func (s *site) command(arg ...string) *exec.Cmd {

@@ -35,11 +35,8 @@ func execute(ctx context.Context, arg ...string) (string, error) {
 // publishTestStream publishes 2.5 s of 20 packets a second of 1000 bytes, every tenth a keyframe, that ends now.
 func publishTestStream(t testing.TB) (dir, key string, p *pipeline.Publication) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cf")
-	require.NoError(t, err)
-	key = "ls-" + rand.Text()[:10]
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	p, err = pipeline.Publish(pipeline.PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 27}})
+	dir, key = testenv.Place(t)
+	p, err := pipeline.Publish(pipeline.PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 27}})
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close(framering.ReasonNormal) })
 	now := time.Now()

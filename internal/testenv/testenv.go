@@ -161,15 +161,22 @@ func Place(t testing.TB) (dir, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	key = "t-" + rand.Text()[:12]
+	RemoveRings(t, key)
+	return dir, key
+}
+
+// RemoveRings removes behind the test what processes that are killed, at its end for instance, leave in /dev/shm of keys that begin so. It
+// comes before those processes are started.
+func RemoveRings(t testing.TB, key string) {
+	t.Helper()
 	t.Cleanup(func() {
-		_ = os.RemoveAll(dir)
 		left, _ := filepath.Glob("/dev/shm/cuframes-" + key + "*")
 		for _, f := range left {
 			_ = os.Remove(f)
 		}
 	})
-	return dir, key
 }
 
 // Root returns the folder of the module.

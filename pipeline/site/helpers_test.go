@@ -48,7 +48,9 @@ func newHost(t *testing.T, cameras int) *host {
 	cams, err := testcam.Start(testcam.Options{Count: cameras, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(cams.Close)
-	return &host{t: t, dir: t.TempDir(), prefix: fmt.Sprintf("s%d-%d", os.Getpid(), time.Now().UnixNano()%1e6), cams: cams, reload: make(chan struct{})}
+	prefix := fmt.Sprintf("s%d-%06d", os.Getpid(), time.Now().UnixNano()%1e6)
+	testenv.RemoveRings(t, prefix)
+	return &host{t: t, dir: t.TempDir(), prefix: prefix, cams: cams, reload: make(chan struct{})}
 }
 
 // file writes the site file; K stands for the prefix of the keys, CAM0 for the address of a camera.
