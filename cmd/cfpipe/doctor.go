@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -74,8 +76,14 @@ func printFindings(w io.Writer, findings []pipeline.Finding, asJSON bool) error 
 	return nil
 }
 
-// printOrphans prints a line for each ring that a killed publisher has left.
+// orphansShown are named at the most: a screenful, with the rest of what doctor says.
+const orphansShown = 16
+
+// printOrphans prints a line for each ring that a killed publisher has left, the newest first.
 func printOrphans(w io.Writer, list []pipeline.OrphanFinding) error {
+	list = slices.SortedStableFunc(slices.Values(list), func(a, b pipeline.OrphanFinding) int { return cmp.Compare(a.AgeSeconds, b.AgeSeconds) })
+	more := len(list) - orphansShown
+	list = list[:min(len(list), orphansShown)]
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, o := range list {
 		owner := fmt.Sprintf("uid %d", o.UID)
@@ -88,5 +96,9 @@ func printOrphans(w io.Writer, list []pipeline.OrphanFinding) error {
 		}
 		fmt.Fprintf(t, "%22s%s\t%s\t%s old\t%s\t%s\n", "", printable(o.File), bytesText(o.Bytes), age(&o.AgeSeconds), owner, clean)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil || more <= 0 {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%22sand %d more; --json names all\n", "", more)
+	return err
 }

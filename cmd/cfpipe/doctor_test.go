@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,4 +67,19 @@ func TestDoctorClean(t *testing.T) {
 		require.FileExists(t, name)
 	}
 	doctor(exitNotFound, "--clean", one)
+}
+
+// Of very many rings that were left only the newest are named.
+func TestDoctorManyOrphans(t *testing.T) {
+	var list []pipeline.OrphanFinding
+	for i := range 40 {
+		list = append(list, pipeline.OrphanFinding{File: fmt.Sprintf("/dev/shm/cuframes-%d", i), AgeSeconds: float64(40 - i), Removable: true})
+	}
+	var out strings.Builder
+	require.NoError(t, printFindings(&out, []pipeline.Finding{{Status: pipeline.FindingWarn, Name: "orphaned rings", Orphans: list}}, false))
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	require.Len(t, lines, 1+orphansShown+1)
+	require.Contains(t, lines[1], "cuframes-39 ")
+	require.Contains(t, lines[orphansShown], fmt.Sprintf("cuframes-%d ", 40-orphansShown))
+	require.Contains(t, lines[orphansShown+1], "24 more")
 }
