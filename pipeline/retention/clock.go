@@ -18,7 +18,8 @@ const (
 // forward by a day, what was recorded before is not a day older. The clock is believed as it stands at the first look, but for a time in which nothing was
 // recorded: it may have been set then, while this process or one before it ran.
 type ages struct {
-	last  time.Time   // with its monotonic reading
+	last  time.Time // with its monotonic reading
+	slept time.Duration
 	steps []clockStep // forward, in the order of to
 	total uint64      // in both directions
 
@@ -33,14 +34,14 @@ type clockStep struct {
 	by       time.Duration
 }
 
-// look notices that the clock was set since the call before, and by how much.
-func (a *ages) look(now time.Time) (by time.Duration) {
-	last := a.last
-	a.last = now
+// look notices that the clock was set since the call before, and by how much. slept is for how long the machine was suspended, since some time: that has
+// passed, and the monotonic clock does not tell.
+func (a *ages) look(now time.Time, slept time.Duration) (by time.Duration) {
+	last, passed := a.last, now.Sub(a.last)+slept-a.slept
+	a.last, a.slept = now, slept
 	if last.IsZero() {
 		return 0
 	}
-	passed := now.Sub(last)
 	by = now.Round(0).Sub(last.Round(0)) - passed
 	switch {
 	case by >= minClockStep:

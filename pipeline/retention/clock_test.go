@@ -38,10 +38,15 @@ func TestAgesNoStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &ages{}
 		for range 100 {
-			require.Zero(t, a.look(time.Now()))
+			require.Zero(t, a.look(time.Now(), 0))
 			time.Sleep(7 * time.Hour)
 		}
 		require.Zero(t, a.total)
+
+		// A machine that sleeps: its clock goes on, and the monotonic one does not. Here both do, and the clock is set back by as much.
+		require.Equal(t, -8*time.Hour, a.look(time.Now(), 8*time.Hour))
+		time.Sleep(time.Hour)
+		require.Zero(t, a.look(time.Now(), 8*time.Hour))
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cfpipe/cfpipe/internal/shm"
 	"github.com/cfpipe/cfpipe/pipeline/recordings"
 )
 
@@ -51,6 +52,7 @@ type Keeper struct {
 	// Tests have their own disk.
 	free   func(dir string) (int64, error)
 	remove func(p *recordings.Place, path string) error
+	slept  func() time.Duration
 	begun  time.Time // when it was made: what was written before was written by a clock of then
 
 	mu      sync.Mutex
@@ -79,7 +81,7 @@ func New(o Options) *Keeper {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Keeper{
-		log: o.Logger, onRemoved: o.Removed, free: freeSpace, remove: (*recordings.Place).Remove, begun: time.Now(), disks: map[uint64]*disk{},
+		log: o.Logger, onRemoved: o.Removed, free: freeSpace, remove: (*recordings.Place).Remove, slept: shm.Suspended, begun: time.Now(), disks: map[uint64]*disk{},
 	}
 }
 

@@ -25,7 +25,7 @@ type pass struct {
 func (k *Keeper) pass(ctx context.Context, now time.Time) {
 	k.adopt()
 	k.mu.Lock()
-	step, ledgers, all := k.ages.look(now), k.ledgers, k.all
+	step, ledgers, all := k.ages.look(now, k.slept()), k.ledgers, k.all
 	k.mu.Unlock()
 	if step != 0 {
 		k.log.Warn("the system's clock was set; recordings are aged by the time that has passed", "by", step.Round(time.Second))
