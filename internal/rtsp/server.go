@@ -215,7 +215,7 @@ func connOf(c *gortsplib.ServerConn) *serverConn { return c.NetConn().(*serverCo
 func (s *Server) OnRequest(conn *gortsplib.ServerConn, req *base.Request) {
 	c := connOf(conn)
 	c.amend = nil
-	c.extend(idleTimeout)
+	c.request()
 	if req.Method != base.Setup {
 		return
 	}
@@ -316,20 +316,6 @@ func some(paths []string) string {
 		return fmt.Sprintf("%s and %d more", strings.Join(paths[:most], " "), n-most)
 	}
 	return strings.Join(paths, " ")
-}
-
-// OnConnClose implements a hook of the library: what stands in a reader's way at the TLS port is told on this side too.
-func (s *Server) OnConnClose(ctx *gortsplib.ServerHandlerOnConnCloseCtx) {
-	var noTLS tls.RecordHeaderError
-	var net *net.OpError
-	switch peer := ctx.Conn.NetConn().RemoteAddr().String(); {
-	case errors.As(ctx.Error, &noTLS) && s.noTLS.now():
-		s.log.Warn("rtsp: a peer speaks no TLS on the port for it: its URL has to begin with rtsps://", "peer", peer)
-	case errors.As(ctx.Error, &net) && net.Op == "remote error" && s.noTLS.now():
-		s.log.Warn("rtsp: a peer does not accept this server's TLS", "peer", peer, "error", net.Err)
-	default:
-		s.log.Debug("rtsp: connection closed", "peer", peer, "cause", ctx.Error)
-	}
 }
 
 // OnStreamWriteError implements a hook of the library: multicast alone passes through the library's queue.

@@ -106,6 +106,7 @@ func (l *listener) Close() error {
 type serverConn struct {
 	net.Conn          // of the peer's bytes: the socket, or TLS over it, which shakes hands in the first read
 	socket   net.Conn // closing it does not block
+	patient  *patientConn
 	secure   bool
 	listener *listener
 
@@ -117,13 +118,14 @@ type serverConn struct {
 	playing  bool // over TCP: a reader need not send requests, a dead one is noticed by the write timeout
 	sessions int  // that were granted to c and have not ended
 	closed   bool
+	asked    bool // it has made a request
 
 	amend func(*base.Response) // completes the response to the request at hand; touched by the request's goroutines alone, one after another
 }
 
 func newServerConn(socket net.Conn, config *tls.Config, l *listener) *serverConn {
-	patient := &patientConn{socket, l.timeout}
-	c := &serverConn{Conn: patient, socket: socket, listener: l}
+	patient := &patientConn{Conn: socket, timeout: l.timeout}
+	c := &serverConn{Conn: patient, socket: socket, patient: patient, listener: l}
 	if config != nil {
 		c.Conn, c.secure = tls.Server(patient, config), true
 	}
@@ -136,6 +138,7 @@ func newServerConn(socket net.Conn, config *tls.Config, l *listener) *serverConn
 type patientConn struct {
 	net.Conn
 	timeout time.Duration
+	newest  uint16 // version of TLS that the peer offers; 0 = it has not said hello. Of the goroutine that shakes hands
 }
 
 func (c *patientConn) Write(b []byte) (int, error) {
@@ -171,6 +174,21 @@ func (c *serverConn) extend(d time.Duration) {
 	if !c.playing {
 		_ = c.Conn.SetReadDeadline(c.deadline)
 	}
+}
+
+// request notes a request, which extends c's life.
+func (c *serverConn) request() {
+	c.mu.Lock()
+	c.asked = true
+	c.mu.Unlock()
+	c.extend(idleTimeout)
+}
+
+// requests says whether there was one.
+func (c *serverConn) requests() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.asked
 }
 
 // setPlaying says whether packets go over c.

@@ -1,7 +1,6 @@
 package rtsp
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -26,9 +25,7 @@ func (s *Server) listen() (err error) {
 	s.lib.RTSPAddress = ":0" // the library wants one, and gets its connections from the listener
 	s.lib.Listen = func(string, string) (net.Listener, error) { return s.listener, nil }
 	if s.o.ListenTLS != "" {
-		certificate := func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.o.Certificate(), nil }
-		config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate}
-		if err := s.listener.listen(s.o.ListenTLS, config); err != nil {
+		if err := s.listener.listen(s.o.ListenTLS, serverTLS(s.o.Certificate)); err != nil {
 			return err
 		}
 	}
