@@ -21,6 +21,8 @@ import (
 const (
 	// leftTimeout bounds the look at the file that the event was written to.
 	leftTimeout = 5 * time.Second
+	// tailGrace is how long ago an event may have ended whose recorder was killed before: the ring still holds the rest of it, if it is of any use.
+	tailGrace = 10 * time.Second
 	// standbyPace is how often a recorder whose event another one records looks whether that one has ended.
 	standbyPace = 250 * time.Millisecond
 	// strayGrace is how long the note of a recorder with another pattern must be nobody's: that one may be started again.
@@ -59,7 +61,7 @@ func (r *recorder) takeOver() {
 		left, err = n.read()
 	}
 	if err == nil {
-		going, err = r.on.plan.Adopt(left.Saved, time.Now())
+		going, err = r.on.plan.Adopt(left.Saved, time.Now().Add(-tailGrace))
 	}
 	switch {
 	case errors.Is(err, io.EOF): // one that has not been written yet
@@ -146,9 +148,9 @@ func (r *recorder) claimed(ctx context.Context, n *eventNote, last *leftEvent) b
 	left, err := n.read()
 	if err == nil {
 		var going bool
-		if going, err = r.on.plan.Adopt(left.Saved, time.Now()); going {
+		if going, err = r.on.plan.Adopt(left.Saved, time.Now().Add(-tailGrace)); going {
 			r.goOn(ctx, n.root, left)
-			return true
+			return !r.whole()
 		}
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -174,6 +176,17 @@ func (r *recorder) goOn(ctx context.Context, root *os.Root, left leftEvent) {
 	r.on.now, r.on.files, r.on.written, r.on.path = *r.on.plan.Event(), 0, 0, ""
 	r.on.from = r.leftEnd(ctx, root, left)
 	r.log.Info("the event goes on that was recorded before", "event", r.on.now.ID, "reason", r.on.now.Reason, "from", r.on.from.Format(time.RFC3339Nano))
+}
+
+// whole ends the adopted event where it is recorded to its end: its recorder was killed before it could say so.
+func (r *recorder) whole() bool {
+	end, known := r.on.plan.End()
+	if !known || end.After(time.Now()) || r.on.from.Before(end) {
+		return false
+	}
+	_, _ = r.on.plan.Finish(end)
+	r.remember()
+	return true
 }
 
 // takeStrays looks at the notes that recorders of the key with another pattern have left: what is over is removed, what nobody has come back

@@ -106,6 +106,55 @@ func TestEventOutlivesRecorder(t *testing.T) {
 	}
 }
 
+// An event that ends while its recorder is away is recorded to its end by the next one, from the ring.
+func TestEventEndsWhileAway(t *testing.T) {
+	t.Parallel()
+	testenv.Watchdog(t, time.Minute)
+	dir, key := place(t)
+	n := publishNumbered(t, dir, key, 0)
+	n.older(t, 2*time.Second)
+	folder := t.TempDir()
+	start := func() *eventProcess {
+		return startEventRecorder(t, dir, key, "--pre", "1s", "--post", "1s", "--out", filepath.Join(folder, "%{key}-%s-%f.mp4"))
+	}
+	first := start()
+	event := first.pull("--for", "2s")[0].Event
+	n.until(t, len(n.published())+50)
+	first.Kill()
+	n.until(t, len(n.published())+75)
+	require.True(t, time.Now().After(*event.End))
+	old := recordedIn(t, folder, key)
+	require.Len(t, old, 1)
+	second := start()
+	second.says("the event goes on that was recorded before")
+	files := second.events(1)[0]
+	require.Len(t, files, 1)
+	numbers := append(n.fileNumbers(t, old[0], true), n.fileNumbers(t, files[0].Path, false)...)
+	slices.Sort(numbers)
+	requireNumbers(t, slices.Compact(numbers), n.keyAt(t, event.Start), n.lastAt(*event.End))
+	gone(t, folder, dir)
+	require.NoError(t, second.Stop(t, syscall.SIGTERM, 10*time.Second))
+
+	// One whose recorder was killed when all was recorded, and before it could say so, is over.
+	end, now := files[0].End, time.Now()
+	r := &recorder{o: RecordOptions{Key: key, Out: filepath.Join(folder, "%{key}-%s.mp4"), OnEvent: &EventOptions{}}, log: slog.New(slog.DiscardHandler)}
+	pattern, err := mux.ParsePattern(r.o.Out, r.o.Key)
+	require.NoError(t, err)
+	r.pattern = pattern
+	r.on.plan = trigger.NewPlan(trigger.PlanOptions{})
+	b, err := json.Marshal(leftEvent{Path: filepath.Base(files[0].Path), Saved: trigger.Saved{
+		Event: trigger.Event{ID: event.ID, Trigger: event.Trigger, Start: event.Start}, Until: end, At: now,
+	}})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, r.leftName()), b, 0o600))
+	require.True(t, now.Before(end.Add(tailGrace)))
+	r.takeOver()
+	require.NotNil(t, r.on.plan.Event())
+	require.False(t, r.claim(t.Context()))
+	require.Nil(t, r.on.plan.Event())
+	require.Empty(t, left(t, folder))
+}
+
 // What is noted of an event is believed only where it may be true, and where this user has written it.
 func TestEventLeftHostile(t *testing.T) {
 	testenv.Watchdog(t, 30*time.Second)
@@ -145,6 +194,7 @@ func TestEventLeftHostile(t *testing.T) {
 		}, false},
 		"a pipe":                {func(path string) error { return syscall.Mkfifo(path, 0o600) }, false},
 		"a folder":              {func(path string) error { return os.Mkdir(path, 0o700) }, false},
+		"ended just now":        {write(with(func(l *leftEvent) { l.Until = now.Add(-3 * time.Second) }), 0o600), true},
 		"over":                  {write(with(func(l *leftEvent) { l.Until = now.Add(-time.Hour) }), 0o600), false},
 		"of tomorrow":           {write(with(func(l *leftEvent) { l.Event.Start, l.Event.Trigger = now.Add(24*time.Hour), now.Add(24*time.Hour) }), 0o600), false},
 		"for a year":            {write(with(func(l *leftEvent) { l.Until = now.AddDate(1, 0, 0) }), 0o600), false},
