@@ -3,14 +3,37 @@ package mux
 import (
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
 
 // Files describes the names that a Pattern gives.
 type Files struct {
-	Dir string // the folder below which all of them lie: the pattern up to its first conversion
-	re  *regexp.Regexp
+	Dir string         // the folder below which all of them lie: the pattern up to its first conversion
+	re  *regexp.Regexp // of FilesOfAnyKey with a group for each %{key}
+}
+
+// anyKey is what stands in a name for the key of any camera, as framering.CheckKey takes it.
+const anyKey = `([a-zA-Z0-9_-]{1,63})`
+
+// FilesOfAnyKey describes the names that a pattern gives for all keys: KeyOf tells which. ok is false where the pattern has no %{key}, or is none.
+func FilesOfAnyKey(text string) (f Files, ok bool) {
+	p, err := ParsePattern(text, "")
+	if err != nil {
+		return Files{}, false
+	}
+	f = p.Files()
+	return f, f.re.NumSubexp() > 0
+}
+
+// KeyOf is the key in the name of a file that a pattern of FilesOfAnyKey can have made; "" = it cannot.
+func (f Files) KeyOf(path string) string {
+	keys := f.re.FindStringSubmatch(path)
+	if len(keys) < 2 || slices.ContainsFunc(keys[1:], func(k string) bool { return k != keys[1] }) {
+		return ""
+	}
+	return keys[1]
 }
 
 // Name is the name of a file that begins at t, where nothing else has it already.
@@ -50,8 +73,13 @@ func (p *Pattern) Files() Files {
 		case '%':
 			literal("%")
 		case '{':
-			literal(p.key)
 			rest = rest[len("key}"):]
+			if p.key == "" {
+				isFixed = false
+				re.WriteString(anyKey)
+				continue
+			}
+			literal(p.key)
 		default:
 			isFixed = false
 			re.WriteString(conversionExpressions[c])

@@ -54,6 +54,7 @@ type Site struct {
 	api        api
 	turned     atomic.Int64              // Unix ns of the loop's last turn; read by /health/live
 	watchers   []func(pipeline.Recorded) // told of each finished file; set before Run
+	endStrays  context.CancelFunc        // ends the search for recordings of no camera; of Run alone
 
 	mu        sync.Mutex
 	config    *Config
@@ -123,6 +124,7 @@ func (s *Site) Run(ctx context.Context) error {
 		case <-ended:
 		case <-time.After(pipeline.StopTimeout): // a file system hangs
 		}
+		s.endStrays()
 		s.index.stop()
 	}()
 	if s.o.Ready != nil {
@@ -230,6 +232,7 @@ func (s *Site) apply(c *Config) (started, stopped, kept int) {
 	s.checkSpace(stages)
 	s.keeper.Configure(c.retention())
 	s.index.configure(c)
+	s.lookForStrays(c)
 	s.api.configure(c.HTTP)
 	over, n := c.staggerOver(ingests), 0
 	s.secrets.Use(c.private.values)
