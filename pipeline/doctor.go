@@ -216,7 +216,7 @@ func orphansFinding() Finding {
 }
 
 // CleanOrphans removes the rings of killed publishers and their sockets in runtimeDir ("" = framering.RuntimeDir's), those of keys and of
-// their sound alone where some are named, and returns the rings. A key that has none is an error that Is os.ErrNotExist; nothing is removed then.
+// their sound alone where some are named, and returns the rings. A key that has none is an error that Is os.ErrNotExist; the others' are removed.
 func CleanOrphans(runtimeDir string, keys ...string) (removed []framering.Orphan, err error) {
 	list, err := framering.Orphans()
 	if err != nil {
@@ -224,6 +224,7 @@ func CleanOrphans(runtimeDir string, keys ...string) (removed []framering.Orphan
 	}
 	if len(keys) > 0 {
 		var named []framering.Orphan
+		var none []string
 		for _, k := range keys {
 			var its []framering.Orphan
 			for _, o := range list {
@@ -232,11 +233,14 @@ func CleanOrphans(runtimeDir string, keys ...string) (removed []framering.Orphan
 				}
 			}
 			if len(its) == 0 {
-				return nil, fmt.Errorf("key %q: no ring of a killed publisher: %w", k, os.ErrNotExist)
+				none = append(none, strconv.Quote(k))
 			}
 			named = append(named, its...)
 		}
 		list = named
+		if len(none) > 0 {
+			err = fmt.Errorf("key %s: no ring of a killed publisher: %w", strings.Join(none, ", "), os.ErrNotExist)
+		}
 	}
 	for _, o := range list {
 		n, rmErr := framering.RemoveOrphan(runtimeDir, o.Name)

@@ -21,8 +21,8 @@ func newDoctorCommand(o *globalOptions) *cobra.Command {
 		Short: "Say what this machine can do, and what to change",
 		Long: "Looks at FFmpeg, the GPU, shared memory, limits and permissions, and names a remedy for each finding.\n" +
 			"Changes nothing without --clean: that removes what killed publishers have left in /dev/shm and names it, all of it that this user\n" +
-			"may remove, or what belongs to the KEYs named and to their sound; their sockets in --runtime-dir go with it. Without --clean it is\n" +
-			"named alone.\n" +
+			"may remove, or what belongs to the KEYs named and to their sound; their sockets in --runtime-dir go with it. A KEY of which\n" +
+			"nothing is left is named, with status 3. Without --clean what is left is named alone.\n" +
 			"Exits 1 when something that cfpipe needs does not work.\n" + exitStatusHelp,
 		Example: "  cfpipe doctor\n  cfpipe doctor --clean cam1\n  cfpipe doctor --json | jq '.[] | select(.status != \"ok\")'",
 		Args: func(_ *cobra.Command, keys []string) error {
