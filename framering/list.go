@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cfpipe/cfpipe/internal/shm"
 )
@@ -25,19 +26,12 @@ type Publication struct {
 // List returns the publishers with a control socket in runtimeDir that are alive, and those of which this process cannot
 // tell (Err is set), sorted by key. It opens their SHM for reading and never connects: no publisher or subscriber notices.
 func List(runtimeDir string) ([]Publication, error) {
-	entries, err := os.ReadDir(RuntimeDir(runtimeDir))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
+	keys, err := controlSockets(runtimeDir)
 	if err != nil {
-		return nil, fmt.Errorf("list publishers: %w", err)
+		return nil, err
 	}
 	var list []Publication
-	for _, e := range entries {
-		key, isSocket := strings.CutSuffix(e.Name(), ".sock")
-		if !isSocket || CheckKey(key) != nil || e.Type()&os.ModeSocket == 0 {
-			continue
-		}
+	for _, key := range keys {
 		p, err := Inspect(runtimeDir, key)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -46,8 +40,47 @@ func List(runtimeDir string) ([]Publication, error) {
 			list = append(list, p)
 		}
 	}
-	slices.SortFunc(list, func(a, b Publication) int { return strings.Compare(a.Key, b.Key) }) // file names sort cam1-audio.sock before cam1.sock
 	return list, nil
+}
+
+// controlSockets are the keys, sorted, that have a control socket in runtimeDir, whoever has made it.
+func controlSockets(runtimeDir string) (keys []string, err error) {
+	entries, err := os.ReadDir(RuntimeDir(runtimeDir))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list publishers: %w", err)
+	}
+	for _, e := range entries {
+		key, isSocket := strings.CutSuffix(e.Name(), ".sock")
+		if isSocket && CheckKey(key) == nil && e.Type()&os.ModeSocket != 0 {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys) // file names sort cam1-audio.sock before cam1.sock
+	return keys, nil
+}
+
+// elsewhereAfter is how long a key's SHM has to be missing: a publisher that ends removes it and its socket a moment apart.
+const elsewhereAfter = 200 * time.Millisecond
+
+// Elsewhere returns the keys, sorted, whose publishers listen in runtimeDir and whose SHM is not there: this process has another /dev/shm than they.
+// Sockets of keys that have none are connected to, for nothing, and no others; where there are such keys it takes 200 ms.
+func Elsewhere(runtimeDir string) ([]string, error) {
+	keys, err := controlSockets(runtimeDir)
+	here := func(key string) bool {
+		if _, err := os.Lstat(shm.Dir + "/" + ShmName(key)); !errors.Is(err, os.ErrNotExist) {
+			return true
+		}
+		alive, err := probe(SocketPath(runtimeDir, key))
+		return !alive || err != nil
+	}
+	if keys = slices.DeleteFunc(keys, here); len(keys) > 0 {
+		time.Sleep(elsewhereAfter)
+		keys = slices.DeleteFunc(keys, here)
+	}
+	return keys, err
 }
 
 // Inspect reads the frame SHM of a key. The error Is os.ErrNotExist when there is none; whether its publisher lives is Alive.

@@ -63,7 +63,7 @@ const (
 	udpBufferWant = 1 << 20  // a keyframe of a 4K camera arrives as one burst
 )
 
-// Doctor looks at what this machine can do for cfpipe and says what to change. It changes nothing itself and does not block.
+// Doctor looks at what this machine can do for cfpipe and says what to change. It changes nothing itself and takes a fraction of a second.
 func Doctor(o DoctorOptions) []Finding {
 	if o.RuntimeDir == "" {
 		o.RuntimeDir = "/run/cuframes"
@@ -75,7 +75,7 @@ func Doctor(o DoctorOptions) []Finding {
 		o.ProcDir = "/proc"
 	}
 	return []Finding{
-		kernelFinding(o.ProcDir), shmFinding(o.ShmDir), runtimeDirFinding(o.RuntimeDir), filesFinding(), udpFinding(o.ProcDir),
+		kernelFinding(o.ProcDir), shmFinding(o.ShmDir), runtimeDirFinding(o.RuntimeDir), mountFinding(o.RuntimeDir), filesFinding(), udpFinding(o.ProcDir),
 		clockFinding(), orphansFinding(), ffmpegFinding(), gpuFinding(),
 	}
 }

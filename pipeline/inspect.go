@@ -29,6 +29,8 @@ type KeyStatus struct {
 	Error    string `json:"error,omitempty"` // what could not be read, and why
 	NoAccess bool   `json:"-"`               // this user may not read the key: whether it is alive is not known
 
+	Elsewhere bool `json:"-"` // its publisher answers, and its memory is not in this process's /dev/shm: nothing else is known
+
 	Codec  string `json:"codec,omitempty"`
 	Width  int    `json:"width,omitempty"` // pixels, if known
 	Height int    `json:"height,omitempty"`
@@ -145,12 +147,16 @@ func ListKeys(runtimeDir string) ([]KeyStatus, error) {
 	return list, nil
 }
 
-// InspectKey returns the status of one key. The error is a *NoKeyError when there is no living publisher; what a dead one left is
+// InspectKey returns the status of one key. The error is a *NoKeyError when there is no living publisher, and a *MountError when
+// its memory is not in this process's /dev/shm; what a dead one left is
 // returned with it, if anything (Key is empty otherwise).
 func InspectKey(runtimeDir, key string) (KeyStatus, error) {
 	p, err := framering.Inspect(runtimeDir, key)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
+		if keys, _ := framering.Elsewhere(runtimeDir); slices.Contains(keys, key) {
+			return KeyStatus{}, mountError(key)
+		}
 		return KeyStatus{}, noKey(runtimeDir, key)
 	case errors.Is(err, framering.ErrInvalidArg):
 		return KeyStatus{}, err

@@ -162,7 +162,8 @@ func TestContainers(t *testing.T) {
 	require.Contains(t, follower.Stderr(), "the publisher of cam1 is back")
 
 	// What is not shared is named.
-	for _, command := range [][]string{{"/cfpipe", "packets", "cam1"}, {"/cfpipe", "frames", "cam1"}, {"/cfpipe", "packets", "cam1", "--wait", "1s"}} {
+	for _, command := range [][]string{{"/cfpipe", "packets", "cam1"}, {"/cfpipe", "frames", "cam1"}, {"/cfpipe", "packets", "cam1", "--wait", "1s"},
+		{"/cfpipe", "inspect", "cam1"}} {
 		said := c.fails(exitFailed, c.start(c.run, "tmpfs:8m", command...))
 		require.Contains(t, said, "/dev/shm/cuframes-cam1", command)
 		require.Contains(t, said, "findmnt /dev/shm", command)
@@ -171,6 +172,23 @@ func TestContainers(t *testing.T) {
 		said := c.fails(1, c.start(c.run, "tmpfs:8m", "/usr/bin/python3", "/repository/clients/python/tests/check.py", "packets", "cam1", "5"))
 		require.Contains(t, said, "cfpipe.errors.MountError: /dev/shm/cuframes-cam1-packets is not there")
 	}
+	for _, command := range [][]string{{"ls"}, {"top", "-n", "1", "--interval", "50ms"}} {
+		p := c.start(c.run, "tmpfs:8m", append([]string{"/cfpipe"}, command...)...)
+		require.NoError(t, p.WaitFor(t, 20*time.Second))
+		require.Regexp(t, `(?m)^cam1 +not in this /dev/shm$`, p.Stdout(), command)
+		require.Contains(t, p.Stdout(), "the publishers of 1 keys answer, but their rings are not here", command)
+		require.Contains(t, p.Stdout(), "findmnt /dev/shm", command)
+	}
+	ls := c.start(c.run, "tmpfs:8m", "/cfpipe", "ls", "--json")
+	require.NoError(t, ls.WaitFor(t, 20*time.Second))
+	require.Contains(t, ls.Stdout(), `"key":"cam1","alive":true`)
+	require.Contains(t, ls.Stdout(), "findmnt /dev/shm")
+	doctor := c.start(c.run, "tmpfs:8m", "/cfpipe", "doctor")
+	c.fails(exitFailed, doctor)
+	require.Contains(t, doctor.Stdout(), "1 publishers answer in /run/cuframes, such as cam1, and their rings are not in this /dev/shm")
+	doctor = c.shared("/cfpipe", "doctor")
+	_ = doctor.WaitFor(t, 20*time.Second) // what else it says of this machine is another matter
+	require.Contains(t, doctor.Stdout(), "every publisher that answers has its rings here")
 	other := filepath.Join(filepath.Dir(c.run), "other")
 	require.NoError(t, os.Mkdir(other, 0o755))
 	require.Contains(t, c.fails(exitNotFound, c.start(other, c.shm, "/cfpipe", "packets", "cam1")), "/run/cuframes/cam1.sock")

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -31,7 +32,7 @@ func newLsCommand(o *globalOptions) *cobra.Command {
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return w.run(c.Context(), c.OutOrStdout(), func(out io.Writer) (any, error) {
-				keys, err := pipeline.ListKeys(o.RuntimeDir)
+				keys, err := listKeys(o.RuntimeDir)
 				if err != nil {
 					return nil, err
 				}
@@ -61,16 +62,33 @@ func newLsCommand(o *globalOptions) *cobra.Command {
 	return c
 }
 
+// listKeys are the keys that this process can read, and those whose memory is not in its /dev/shm, sorted.
+func listKeys(runtimeDir string) ([]pipeline.KeyStatus, error) {
+	keys, err := pipeline.ListKeys(runtimeDir)
+	if err != nil {
+		return nil, err
+	}
+	elsewhere, err := pipeline.ListElsewhere(runtimeDir)
+	keys = append(keys, elsewhere...)
+	slices.SortFunc(keys, func(a, b pipeline.KeyStatus) int { return strings.Compare(a.Key, b.Key) })
+	return keys, err
+}
+
 // printKeys prints the table of ls.
 func printKeys(out io.Writer, keys []pipeline.KeyStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "KEY\tCODEC\tSIZE\tPACKETS/S\tKBIT/S\tAGE\tGOP\tREADERS\tPID")
 	var notes []string
-	denied := 0
+	denied, elsewhere := 0, 0
 	for _, k := range keys {
 		if k.NoAccess {
 			denied++
 			fmt.Fprintf(t, "%s\tno access\n", k.Key)
+			continue
+		}
+		if k.Elsewhere {
+			elsewhere++
+			fmt.Fprintf(t, "%s\tnot in this /dev/shm\n", k.Key)
 			continue
 		}
 		rate, kbit := "-", "-"
@@ -88,6 +106,9 @@ func printKeys(out io.Writer, keys []pipeline.KeyStatus) error {
 	}
 	if denied > 0 {
 		notes = append(notes, noAccess(denied))
+	}
+	if elsewhere > 0 {
+		notes = append(notes, pipeline.ElsewhereText(elsewhere))
 	}
 	for _, n := range notes {
 		if _, err := fmt.Fprintln(out, n); err != nil {

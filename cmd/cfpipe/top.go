@@ -88,6 +88,7 @@ type topRow struct {
 	Readers    []topReader `json:"readers"`
 	Error      string      `json:"error,omitempty"`
 	seq, frame uint64
+	elsewhere  bool // its memory is not in this process's /dev/shm
 }
 
 // topReader is a reader in the table.
@@ -116,10 +117,12 @@ type top struct {
 	rows   []topRow
 	at     time.Time
 	denied int // keys that this user may not read
+
+	elsewhere int // keys whose memory is not in this process's /dev/shm
 }
 
 func (t *top) read() error {
-	keys, err := pipeline.ListKeys(t.dir)
+	keys, err := listKeys(t.dir)
 	if err != nil {
 		return err
 	}
@@ -129,10 +132,13 @@ func (t *top) read() error {
 		before[r.Key] = r
 	}
 	passed := now.Sub(t.at).Seconds()
-	t.rows, t.at, t.denied = []topRow{}, now, 0
+	t.rows, t.at, t.denied, t.elsewhere = []topRow{}, now, 0, 0
 	for _, k := range keys {
 		if k.NoAccess {
 			t.denied++
+		}
+		if k.Elsewhere {
+			t.elsewhere++
 		}
 		if !k.Alive {
 			continue
@@ -145,7 +151,7 @@ func (t *top) read() error {
 }
 
 func newTopRow(k pipeline.KeyStatus, old topRow, known bool, passed float64) topRow {
-	r := topRow{Key: k.Key, PID: k.PID, Codec: k.Codec, Size: k.Size(), Kbit: k.KbitPerSecond, Age: k.AgeSeconds, Error: k.Error, Readers: []topReader{}}
+	r := topRow{Key: k.Key, PID: k.PID, Codec: k.Codec, Size: k.Size(), Kbit: k.KbitPerSecond, Age: k.AgeSeconds, Error: k.Error, Readers: []topReader{}, elsewhere: k.Elsewhere}
 	var buffered int
 	if k.Packets != nil {
 		r.seq, r.Buffered, buffered = k.Packets.GlobalSeq, k.Packets.BufferedSeconds, k.Packets.BufferedPackets
@@ -233,6 +239,10 @@ func (t *top) print(out io.Writer) error {
 		if r.Frames != nil {
 			frames = fmt.Sprintf("%.1f", *r.Frames)
 		}
+		if r.elsewhere {
+			fmt.Fprintf(w, "%s\tnot in this /dev/shm\n", r.Key)
+			continue
+		}
 		if r.Restarted {
 			note = " (new publisher)"
 		}
@@ -265,9 +275,12 @@ func (t *top) print(out io.Writer) error {
 			}
 		}
 	}
-	if err := w.Flush(); err != nil || t.denied == 0 {
-		return err
+	err := w.Flush()
+	if err == nil && t.denied > 0 {
+		_, err = fmt.Fprintln(out, noAccess(t.denied))
 	}
-	_, err := fmt.Fprintln(out, noAccess(t.denied))
+	if err == nil && t.elsewhere > 0 {
+		_, err = fmt.Fprintln(out, pipeline.ElsewhereText(t.elsewhere))
+	}
 	return err
 }
