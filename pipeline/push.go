@@ -118,6 +118,7 @@ func pushKey(ctx context.Context, o PushOptions, catalog *relayCatalog, key stri
 	wait := o.MinBackoff
 	for {
 		begin := time.Now()
+		o.Counter.trying()
 		stood, err := pushOnce(ctx, o, catalog, key, target, log)
 		o.Counter.failed(err)
 		if ctx.Err() != nil {

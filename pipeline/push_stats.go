@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/cfpipe/cfpipe/internal/av"
 	"github.com/cfpipe/cfpipe/internal/media"
@@ -11,11 +12,13 @@ import (
 
 // PushStats are the running totals of a Push over all its keys.
 type PushStats struct {
-	Connections int    `json:"connections"` // that stand now
-	Connects    uint64 `json:"connects"`    // connections that were made
-	Packets     uint64 `json:"packets"`     // of all tracks, handed to them
-	Bytes       uint64 `json:"bytes"`
-	LastError   string `json:"last_error,omitempty"` // why the last one ended or was not made; without credentials
+	Connections int `json:"connections"` // that stand now
+	// DisconnectedSince is since when none stands; zero = one does, or none was tried yet.
+	DisconnectedSince time.Time `json:"disconnected_since,omitzero"`
+	Connects          uint64    `json:"connects"` // connections that were made
+	Packets           uint64    `json:"packets"`  // of all tracks, handed to them
+	Bytes             uint64    `json:"bytes"`
+	LastError         string    `json:"last_error,omitempty"` // why the last one ended or was not made; without credentials
 }
 
 // PushCounter is where a running Push leaves its counts. The zero value is ready.
@@ -38,6 +41,23 @@ func (c *PushCounter) connected(n int) {
 	c.s.Connections += n
 	if n > 0 {
 		c.s.Connects++
+	}
+	c.note()
+}
+
+// trying notes that a connection is about to be made.
+func (c *PushCounter) trying() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.note()
+}
+
+// note keeps since when there is no connection. The lock is held.
+func (c *PushCounter) note() {
+	if c.s.Connections > 0 {
+		c.s.DisconnectedSince = time.Time{}
+	} else if c.s.DisconnectedSince.IsZero() {
+		c.s.DisconnectedSince = time.Now()
 	}
 }
 

@@ -82,8 +82,16 @@ func TestPushRTSP(t *testing.T) {
 	require.NoError(t, err)
 	l := publishClip(t, dir, relayKey(t), clip, time.Second)
 	addr := freePort(t, "tcp")
-	logs := startPush(t, PushOptions{RuntimeDir: dir, Keys: []string{l.key}, URL: "rtsp://admin:" + password + "@" + addr + "/live/%{key}"})
+	counter := &PushCounter{}
+	logs := startPush(t, PushOptions{RuntimeDir: dir, Keys: []string{l.key}, URL: "rtsp://admin:" + password + "@" + addr + "/live/%{key}", Counter: counter})
+	begin := time.Now()
 	for range 2 {
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if st := counter.Stats(); st.DisconnectedSince.Before(begin) || !strings.Contains(st.LastError, "refused") {
+				return fmt.Errorf("without a server: %+v", st)
+			}
+			return nil
+		})
 		r := &testenv.Recorder{}
 		s, err := rtsp.NewServer(rtsp.ServerOptions{Listen: addr, Catalog: noStreams{}, Publish: r, Username: "admin", Password: password, RTPPort: -1,
 			Logger: slog.New(slog.DiscardHandler)})
@@ -96,6 +104,8 @@ func TestPushRTSP(t *testing.T) {
 			}
 			return nil
 		})
+		require.Zero(t, counter.Stats().DisconnectedSince)
+		begin = time.Now()
 		s.Close()
 		require.Equal(t, media.H264, rec.Tracks[0].CodecID)
 		require.Equal(t, clip.Tracks()[1].Extradata, rec.Tracks[1].Extradata)

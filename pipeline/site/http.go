@@ -31,8 +31,6 @@ const (
 	httpTimeout   = 30 * time.Second // of a whole answer: a scrape of 200 cameras, a snapshot
 	httpSnapshots = 2                // made at a time: each decodes up to a keyframe interval
 	snapshotWait  = 5 * time.Second
-	// silentAfter is when a camera that brings nothing is not well.
-	silentAfter = 10 * time.Second
 	// liveFor is how long after the last turn of the site's loop it counts as alive: a reload may wait for stages to stop.
 	liveFor = 3 * pipeline.StopTimeout
 )
@@ -168,127 +166,6 @@ func (s *Site) serveReady(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	answer(w, http.StatusOK, map[string]string{"status": "ready"})
-}
-
-// CameraHealth is how a stream is.
-type CameraHealth struct {
-	Key        string   `json:"key"`
-	OK         bool     `json:"ok"`
-	Problem    string   `json:"problem,omitempty"`
-	Connected  bool     `json:"connected"`
-	AgeSeconds *float64 `json:"age_seconds"` // since the last access unit came; null = none yet
-	Recording  *bool    `json:"recording"`   // null = it is not recorded all the time
-	Reconnects uint64   `json:"reconnects"`
-	Gaps       uint64   `json:"gaps"`
-	Lost       uint64   `json:"lost"` // by the recorder: it came too late, or the disk did not take them
-}
-
-// Health tells of every stream, sorted by key.
-func (s *Site) Health() []CameraHealth {
-	list := []CameraHealth{}
-	index := map[string]int{}
-	status := s.Status()
-	for _, st := range status.Stages {
-		if st.Kind != kindIngest {
-			continue
-		}
-		h := CameraHealth{Key: st.Key}
-		if i := st.Ingest; i != nil {
-			h.Connected, h.Reconnects, h.Gaps = i.Connected, i.Reconnects, i.Video.Gaps
-			if !i.Video.LastPacket.IsZero() {
-				age := i.Video.Age().Seconds()
-				h.AgeSeconds = &age
-			}
-		}
-		switch {
-		case st.State != StateRunning:
-			h.Problem = "ingest: " + string(st.State)
-		case h.AgeSeconds == nil:
-			h.Problem = "no picture has come yet"
-		case *h.AgeSeconds > silentAfter.Seconds():
-			h.Problem = "no picture comes"
-		}
-		if st.Ingest != nil && !h.Connected && st.Ingest.LastError != "" {
-			h.Problem = st.Ingest.LastError
-		}
-		index[st.Key] = len(list)
-		list = append(list, h)
-	}
-	for _, st := range status.Stages {
-		i, ok := index[st.Key]
-		if st.Kind != kindRecord && st.Kind != kindEvents || !ok {
-			continue
-		}
-		h := &list[i]
-		h.Lost += st.Record.Lost + st.Record.Dropped
-		if st.Kind == kindEvents {
-			if bad := st.State != StateRunning || st.Record.Failing || st.Record.Busy >= pipeline.Seconds(silentAfter); bad && h.Problem == "" {
-				h.Problem = "its events are not recorded: " + recordProblem(st)
-			}
-			continue
-		}
-		good := st.State == StateRunning && !st.Record.Failing && st.Record.Busy < pipeline.Seconds(silentAfter) && st.Record.Packets > 0
-		h.Recording = &good
-		if !good && h.Problem == "" {
-			h.Problem = "it is not recorded: " + recordProblem(st)
-		}
-	}
-	for i := range list {
-		list[i].OK = list[i].Problem == ""
-	}
-	return list
-}
-
-func recordProblem(st StageStatus) string {
-	switch {
-	case st.State != StateRunning:
-		return string(st.State) + ": " + st.LastError
-	case st.Record.Failing:
-		return "the disk does not take the file"
-	case st.Record.Busy >= pipeline.Seconds(silentAfter):
-		return "the disk does not answer"
-	}
-	return "no packet yet"
-}
-
-func (s *Site) serveCameras(w http.ResponseWriter, _ *http.Request) {
-	answer(w, http.StatusOK, map[string]any{"cameras": s.Health(), "problems": s.problems()})
-}
-
-// StageProblem is a stage beside the cameras' own, such as the relay, that does not run.
-type StageProblem struct {
-	Kind    string `json:"kind"`
-	Key     string `json:"key,omitempty"`
-	Problem string `json:"problem"`
-}
-
-// problems tells of the stages that Health does not look at: the relay, inference and pushes.
-func (s *Site) problems() []StageProblem {
-	list := []StageProblem{}
-	for _, st := range s.Status().Stages {
-		switch st.Kind {
-		case kindIngest, kindRecord, kindEvents:
-			continue
-		}
-		if st.State == StateBackoff {
-			list = append(list, StageProblem{st.Kind, st.Key, string(st.State) + ": " + st.LastError})
-		}
-	}
-	return list
-}
-
-func (s *Site) serveCamera(w http.ResponseWriter, r *http.Request) {
-	for _, h := range s.Health() {
-		if h.Key == r.PathValue("key") {
-			status := http.StatusOK
-			if !h.OK {
-				status = http.StatusServiceUnavailable
-			}
-			answer(w, status, h)
-			return
-		}
-	}
-	fail(w, http.StatusNotFound, "no such camera")
 }
 
 // serveSnapshot answers /snapshot/KEY.jpg and .png for the streams of this site.
