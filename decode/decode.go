@@ -34,6 +34,9 @@ var decoders = map[uint32]struct{ cpu, cuda string }{
 	media.MPEG4: {"mpeg4", ""},
 }
 
+// Knows says whether there is a decoder for a codec.
+func Knows(codecID uint32) bool { _, ok := decoders[codecID]; return ok }
+
 // Mode chooses the decoder.
 type Mode int
 

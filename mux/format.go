@@ -97,39 +97,40 @@ func HoldsVideo(f Format, codec uint32) error {
 	return err
 }
 
-// More codec ids of FFmpeg that containers are asked about; media names those that sources deliver.
-const (
-	pcmS16LE = 65536
-	mp2      = 86016
-	mp3      = 86017
-	ac3      = 86019
-	flac     = 86028
-	alac     = 86032
-	eac3     = 86056
-)
-
 // muxerFor returns libavformat's muxer for a format and whether the format can hold the codec. "" for AnnexB.
 func muxerFor(f Format, video uint32) (string, error) {
 	switch f {
-	case FMP4, MP4:
-		return "mp4", nil
-	case MKV:
-		return "matroska", nil
+	case FMP4, MP4, MKV, NUT:
+		if !sized(video) {
+			return "", unheld(fmt.Sprintf("%s asks for the size of the pictures, which is not read from this video (%s)", f, media.CodecName(video)))
+		}
+		return map[Format]string{FMP4: "mp4", MP4: "mp4", MKV: "matroska", NUT: "nut"}[f], nil
 	case TS:
 		switch video {
 		case media.H264, media.HEVC, media.MPEG1, media.MPEG2, media.MPEG4:
 			return "mpegts", nil
 		}
-		return "", unheld(fmt.Sprintf("an MPEG transport stream cannot hold this video (%s): use mkv or fmp4", media.CodecName(video)))
+		instead := ""
+		if sized(video) {
+			instead = ": use mkv or fmp4"
+		}
+		return "", unheld(fmt.Sprintf("an MPEG transport stream cannot hold this video (%s)%s", media.CodecName(video), instead))
 	case FLV:
 		if video != media.H264 && video != media.HEVC && video != media.AV1 {
 			return "", unheld(fmt.Sprintf("FLV cannot hold this video (%s)", media.CodecName(video)))
 		}
 		return "flv", nil
-	case NUT:
-		return "nut", nil
 	}
 	return "", fmt.Errorf("format %q has no muxer", f)
+}
+
+// sized says whether videoFormat reads the pictures' size from a codec.
+func sized(video uint32) bool {
+	switch video {
+	case media.H264, media.HEVC, media.AV1, media.MJPEG:
+		return true
+	}
+	return false
 }
 
 // HoldsAudio says whether a format can hold an audio codec, and what stands in the way.
@@ -144,12 +145,12 @@ func HoldsAudio(f Format, codec uint32) error {
 		}
 	case TS:
 		switch codec {
-		case media.AAC, media.Opus, mp2, mp3, ac3, eac3:
+		case media.AAC, media.Opus, media.MP2, media.MP3, media.AC3, media.EAC3:
 			return nil
 		}
 	case FLV:
 		switch codec {
-		case media.AAC, mp3:
+		case media.AAC, media.MP3:
 			return nil
 		}
 	case NUT: // it does not carry G.726's bits per sample
@@ -166,7 +167,7 @@ func HoldsAudio(f Format, codec uint32) error {
 
 func isoAudio(codec uint32) bool {
 	switch codec {
-	case media.AAC, media.Opus, mp2, mp3, ac3, eac3, flac, alac:
+	case media.AAC, media.Opus, media.MP2, media.MP3, media.AC3, media.EAC3, media.FLAC, media.ALAC:
 		return true
 	}
 	return false
@@ -174,7 +175,7 @@ func isoAudio(codec uint32) bool {
 
 func quickTimeAudio(codec uint32) bool {
 	switch codec {
-	case media.PCMAlaw, media.PCMMulaw, media.PCMS16BE, pcmS16LE:
+	case media.PCMAlaw, media.PCMMulaw, media.PCMS16BE, media.PCMS16LE:
 		return true
 	}
 	return false

@@ -361,6 +361,6 @@ func mp4Tag(moov []byte, name string) string {
 
 var mp4Codecs = map[string]uint32{
 	"avc1": media.H264, "avc3": media.H264, "hvc1": media.HEVC, "hev1": media.HEVC, "av01": media.AV1, "jpeg": media.MJPEG, "mp4v": media.MPEG4,
-	"vp09": media.VP9, "mp4a": media.AAC, "Opus": media.Opus, "ulaw": media.PCMMulaw, "alaw": media.PCMAlaw, "twos": media.PCMS16BE, "sowt": pcmS16LE,
-	"ac-3": ac3, "ec-3": eac3, "fLaC": flac, "alac": alac, ".mp3": mp3,
+	"vp09": media.VP9, "mp4a": media.AAC, "Opus": media.Opus, "ulaw": media.PCMMulaw, "alaw": media.PCMAlaw, "twos": media.PCMS16BE, "sowt": media.PCMS16LE,
+	"ac-3": media.AC3, "ec-3": media.EAC3, "fLaC": media.FLAC, "alac": media.ALAC, ".mp3": media.MP3,
 }

@@ -561,7 +561,7 @@ func TestPattern(t *testing.T) {
 
 // A codec for which the container has no place is no failure of the disk, and leaves no file behind.
 func TestSegmenterCannotHold(t *testing.T) {
-	for _, f := range []Format{TS, FLV} {
+	for _, f := range []Format{TS, FLV, MKV, FMP4, MP4} {
 		s := NewSegmenter(SegmenterOptions{Format: f, Create: func(time.Time) (File, error) {
 			t.Error("a file was made")
 			return nil, io.ErrClosedPipe
@@ -571,6 +571,7 @@ func TestSegmenterCannotHold(t *testing.T) {
 			var w *WriteError
 			require.False(t, errors.As(err, &w), err)
 			require.ErrorIs(t, err, ErrCannotHold)
+			require.ErrorContains(t, err, "vp9")
 		}
 	}
 }

@@ -157,7 +157,7 @@ func pcmDuration(s av.OutputStream, size int) int64 {
 	switch s.CodecID {
 	case media.PCMAlaw, media.PCMMulaw:
 		bits = 8
-	case media.PCMS16BE, pcmS16LE:
+	case media.PCMS16BE, media.PCMS16LE:
 		bits = 16
 	case media.G726:
 		bits = max(s.BitsPerSample, 2)

@@ -9,6 +9,7 @@ import (
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/bitstream"
 	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/rtsp"
 	"github.com/cfpipe/cfpipe/packetring"
 )
 
@@ -218,6 +219,9 @@ func (o *output) follow() error {
 	}
 	o.seen.codec.Store(c.CodecID)
 	o.in.o.Logger.Info("publishing", "key", key, "codec", media.CodecName(c.CodecID), "ring_bytes", c.DataSize)
+	if err := rtsp.CanCarry(o.have); errors.Is(err, rtsp.ErrUnsupportedCodec) {
+		o.in.o.Logger.Warn("this codec is none of those that are taken everywhere", "key", key, "codec", media.CodecName(c.CodecID), "taken_by", takers(o.have))
+	}
 	return nil
 }
 

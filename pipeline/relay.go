@@ -135,7 +135,7 @@ const watchInterval = 2 * time.Second
 func watchKeys(ctx context.Context, o RelayOptions) {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
-	known, denied := map[string]bool{}, map[string]bool{}
+	known, denied, unfit := map[string]bool{}, map[string]bool{}, map[string]string{}
 	for first := true; ; first = false {
 		list, err := framering.List(o.RuntimeDir)
 		if err != nil {
@@ -154,7 +154,16 @@ func watchKeys(ctx context.Context, o RelayOptions) {
 				continue
 			}
 			alive[p.Key] = true
-			if !known[p.Key] {
+			if known[p.Key] && unfit[p.Key] == "" {
+				continue
+			}
+			if err := unservable(p.Key); err != nil {
+				if unfit[p.Key] != err.Error() {
+					unfit[p.Key] = err.Error()
+					o.Logger.Warn("relay: a stream cannot be served", "key", p.Key, "error", err)
+				}
+			} else {
+				delete(unfit, p.Key)
 				o.Logger.Info("relay: stream", "key", p.Key)
 				if o.OnStream != nil && !strings.HasSuffix(p.Key, AudioSuffix) {
 					o.OnStream(p.Key)
@@ -163,6 +172,7 @@ func watchKeys(ctx context.Context, o RelayOptions) {
 		}
 		for key := range known {
 			if !alive[key] {
+				delete(unfit, key)
 				o.Logger.Info("relay: stream gone", "key", key)
 			}
 		}
@@ -207,6 +217,18 @@ func relayed(p framering.Publication) bool {
 	return err == nil
 }
 
+// unservable says why RTSP cannot carry a key's packets; nil where it can, and where that is not known.
+func unservable(key string) error {
+	ring, err := packetring.Inspect(framering.PacketShmName(key))
+	if err != nil {
+		return nil
+	}
+	if err := rtsp.CanCarry(trackOf(ring.Info)); errors.Is(err, rtsp.ErrUnsupportedCodec) {
+		return err
+	}
+	return nil
+}
+
 // relayCatalog offers keys as RTSP paths.
 type relayCatalog struct {
 	o    RelayOptions
@@ -230,7 +252,7 @@ func (c *relayCatalog) Paths() (keys []string) {
 		c.o.Logger.Warn("relay: cannot list the keys of this host", "error", err)
 	}
 	for _, p := range list {
-		if relayed(p) && serves(c.o.Keys, p.Key) {
+		if relayed(p) && serves(c.o.Keys, p.Key) && unservable(p.Key) == nil {
 			keys = append(keys, p.Key)
 		}
 	}

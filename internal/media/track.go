@@ -35,12 +35,20 @@ const (
 	HEVC  uint32 = 173
 	AV1   uint32 = 225
 
+	PCMS16LE uint32 = 65536
 	PCMS16BE uint32 = 65537 // L16
 	PCMMulaw uint32 = 65542 // G.711
 	PCMAlaw  uint32 = 65543 // G.711
 	G726     uint32 = 69643 // big-endian nibbles: RTP's AAL2-G726-*
 	G726LE   uint32 = 69667 // little-endian nibbles: RTP's G726-*
+	MP2      uint32 = 86016
+	MP3      uint32 = 86017
 	AAC      uint32 = 86018
+	AC3      uint32 = 86019
+	Vorbis   uint32 = 86021
+	FLAC     uint32 = 86028
+	ALAC     uint32 = 86032
+	EAC3     uint32 = 86056
 	Opus     uint32 = 86076
 )
 
@@ -113,7 +121,8 @@ func ParseAudioText(b []byte) (rate, channels, bits int, err error) {
 var codecNames = map[uint32]string{
 	MPEG1: "mpeg1", MPEG2: "mpeg2", MJPEG: "mjpeg", MPEG4: "mpeg4", VP8: "vp8", VP9: "vp9",
 	H264: "h264", HEVC: "h265", AV1: "av1", PCMS16BE: "l16", PCMMulaw: "pcmu", PCMAlaw: "pcma", G726: "g726",
-	G726LE: "g726le", AAC: "aac", Opus: "opus",
+	G726LE: "g726le", AAC: "aac", Opus: "opus", PCMS16LE: "pcm_s16le", MP2: "mp2", MP3: "mp3", AC3: "ac3", EAC3: "eac3", Vorbis: "vorbis",
+	FLAC: "flac", ALAC: "alac",
 }
 
 // CodecName returns the short name of a codec for people, "codec N" for one that is not listed above.

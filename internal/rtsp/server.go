@@ -203,6 +203,8 @@ func statusOf(err error) base.StatusCode {
 		return base.StatusNotFound
 	case errors.Is(err, ErrStreamChanged):
 		return base.StatusGone
+	case errors.Is(err, ErrUnsupportedCodec):
+		return base.StatusUnsupportedMediaType
 	}
 	return base.StatusServiceUnavailable
 }
@@ -275,8 +277,7 @@ func (s *Server) OnDescribe(ctx *gortsplib.ServerHandlerOnDescribeCtx) (*base.Re
 	}
 	desc, err := describe(tracks)
 	if err != nil {
-		s.log.Warn("rtsp: cannot describe the stream", "path", pathOf(ctx.Path), "error", err)
-		return response(base.StatusServiceUnavailable), nil, nil
+		return s.refuse(ctx.Conn, ctx.Path, err), nil, nil
 	}
 	res := response(base.StatusOK)
 	if res.Body, err = marshalSDP(desc, tracks); err != nil {
