@@ -13,6 +13,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/decode"
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/internal/media"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 	"github.com/cfpipe/cfpipe/internal/testenv/clips"
 	"github.com/cfpipe/cfpipe/packetring"
@@ -166,7 +167,7 @@ func TestDecodeIntoTheSameKey(t *testing.T) {
 	require.NoError(t, reader.Close())
 }
 
-// The publisher of the packets restarts: the stage follows, and so do the readers of its frames.
+// The publisher of the packets restarts: the stage follows, and so do the readers of its frames, whose numbers go on.
 func TestDecodeFollowsRestarts(t *testing.T) {
 	testenv.CheckLeaks(t)
 	testenv.Watchdog(t, 60*time.Second)
@@ -174,6 +175,7 @@ func TestDecodeFollowsRestarts(t *testing.T) {
 	background(t, DecodeOptions{RuntimeDir: dir, Key: key, NewKey: key + "-f", Mode: decode.CPU, WaitForKey: -1})
 	var s *FrameSubscription
 	c := &frameCopier{}
+	last := uint64(0)
 	for round := range 3 {
 		_, packets, extradata := videoClip(t, []string{"320x240", "320x240", "160x120"}[round], 27, time.Now().UnixNano())
 		pub, err := Publish(PublishOptions{RuntimeDir: dir, Key: key, Packets: packetring.Config{CodecID: 27, Slots: 64, Extradata: extradata}})
@@ -189,8 +191,57 @@ func TestDecodeFollowsRestarts(t *testing.T) {
 		}
 		for width := 0; width != []int{320, 320, 160}[round]; width = int(s.Meta().Width) {
 			f, _ := readFrame(t, s, c)
-			require.NotZero(t, f.Seq)
+			require.Greater(t, f.Seq, last)
+			last = f.Seq
 		}
 		require.NoError(t, pub.Close(framering.ReasonNormal))
 	}
+}
+
+// An ingest whose camera changes its size publishes anew, packets and frames: readers follow, and the frames' numbers begin again.
+func TestIngestDecodesAnew(t *testing.T) {
+	testenv.CheckLeaks(t)
+	testenv.Watchdog(t, 60*time.Second)
+	dir, key := place(t)
+	start := time.Now().UnixNano()
+	change := start + int64(time.Hour)
+	_, before, extradata := videoClip(t, "320x240", 10, start)
+	_, after, other := videoClip(t, "160x120", 10, change)
+	changed := make(chan bool)
+	src := &script{conns: []func(context.Context, media.Sink) error{func(ctx context.Context, sink media.Sink) error {
+		packets, shift, tick := before, int64(0), time.Tick(5*time.Millisecond)
+		_ = sink.Tracks([]media.Track{h264Track(extradata)})
+		for { // the clip again and again
+			for _, p := range packets {
+				if err := sink.Packet(0, media.Packet{Data: p.Data, PTS: p.PTS + shift, DTS: p.DTS + shift, Flags: media.Flags(p.Flags)}); err != nil {
+					return err
+				}
+				<-tick
+			}
+			shift += 400e6
+			select {
+			case <-changed:
+				packets, shift = after, 0
+				_ = sink.Tracks([]media.Track{h264Track(other)})
+			case <-ctx.Done():
+				return ctx.Err()
+			default:
+			}
+		}
+	}}}
+	startIngest(t, IngestOptions{RuntimeDir: dir, Key: key, Source: src, Live: true, Decode: &DecodeOptions{Mode: decode.CPU}})
+	s, err := SubscribeFrames(t.Context(), FrameSubscribeOptions{RuntimeDir: dir, Key: key, WaitForKey: 10 * time.Second, Newest: true})
+	require.NoError(t, err)
+	defer s.Close()
+	c := &frameCopier{}
+	f, _ := readFrame(t, s, c)
+	for f.Seq < 40 {
+		f, _ = readFrame(t, s, c)
+	}
+	changed <- true
+	for s.Meta().Width != 160 {
+		f, _ = readFrame(t, s, c)
+	}
+	require.NotZero(t, s.Generation())
+	require.LessOrEqual(t, int64(f.Seq), (f.PTS-change)/40e6+3, "the first picture after the change is number 1")
 }

@@ -185,7 +185,7 @@ func (o *output) follow() error {
 			return nil
 		}
 		o.in.o.Logger.Info("the stream has changed; a new publication takes over",
-			"key", o.key, "from", media.CodecName(o.have.CodecID), "to", media.CodecName(o.want.CodecID))
+			"key", o.key, "from", streamText(o.have), "to", streamText(o.want), "changed", changes(o.have, o.want))
 		if err := o.close(framering.ReasonUpgrade); err != nil {
 			return err
 		}
@@ -230,29 +230,4 @@ func (o *output) maxPacket() int {
 		return audioMaxPacket
 	}
 	return o.in.o.MaxUnit()
-}
-
-// sameStream says whether readers of a publication of a can go on with b: the same codec, and pictures (or sound) of the same
-// form. Parameter sets that differ in other things (timing, VUI: case b1) do not matter.
-func sameStream(a, b media.Track) bool {
-	if a.CodecID != b.CodecID {
-		return false
-	}
-	if bytes.Equal(a.Extradata, b.Extradata) {
-		return true
-	}
-	switch a.CodecID {
-	case media.H264, media.HEVC:
-		pa, pb := bitstream.NewParameterSets(a.CodecID), bitstream.NewParameterSets(b.CodecID)
-		_ = pa.AddExtradata(a.Extradata) // what cannot be read is not the same
-		_ = pb.AddExtradata(b.Extradata)
-		sa, okA := pa.SPS()
-		sb, okB := pb.SPS()
-		return okA && okB && sa.Format == sb.Format
-	case media.AV1:
-		fa, okA := bitstream.AV1Format(a.Extradata)
-		fb, okB := bitstream.AV1Format(b.Extradata)
-		return okA && okB && fa == fb
-	}
-	return false
 }

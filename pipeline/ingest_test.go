@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -46,7 +48,7 @@ func (s *script) times() []time.Time {
 }
 
 var (
-	// 640x360 and 160x120, and the first with another VUI
+	// 640x360 and 32x16, and the first with another VUI
 	ingestSPS = []byte{0x67, 0x42, 0xC0, 0x1E, 0xDA, 0x02, 0x80, 0xBF, 0xE5, 0xC0, 0x44, 0x00, 0x00, 0x03, 0x00, 0x04, 0x00, 0x00, 0x03, 0x00,
 		0xF0, 0x3C, 0x58, 0xBA, 0x80}
 	ingestSmall = []byte{0x67, 0x42, 0xC0, 0x0A, 0xD9, 0x0B, 0x13, 0x20}
@@ -217,12 +219,13 @@ func TestIngestStreamChanges(t *testing.T) {
 	for name, c := range map[string]struct {
 		to      media.Track
 		changes bool
+		told    string
 	}{
-		"codec":      {media.Track{Kind: media.Video, CodecID: media.MJPEG, ClockRate: 90000}, true},
-		"size":       {h264Track(sets(ingestSmall, ingestPPS)), true},
-		"VUI alone":  {h264Track(sets(otherVUI(), ingestPPS)), false},
-		"PPS alone":  {h264Track(sets(ingestSPS, []byte{0x68, 0xCE, 0x38, 0x80})), false},
-		"unreadable": {h264Track(sets([]byte{0x67, 0xFF}, ingestPPS)), true},
+		"codec":      {media.Track{Kind: media.Video, CodecID: media.MJPEG, ClockRate: 90000}, true, `from="h264 640x360" to=mjpeg changed=codec`},
+		"size":       {h264Track(sets(ingestSmall, ingestPPS)), true, `from="h264 640x360" to="h264 32x16" changed=size`},
+		"VUI alone":  {h264Track(sets(otherVUI(), ingestPPS)), false, ""},
+		"PPS alone":  {h264Track(sets(ingestSPS, []byte{0x68, 0xCE, 0x38, 0x80})), false, ""},
+		"unreadable": {h264Track(sets([]byte{0x67, 0xFF}, ingestPPS)), true, `from="h264 640x360" to=h264 changed=extradata`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.CheckLeaks(t)
@@ -241,7 +244,8 @@ func TestIngestStreamChanges(t *testing.T) {
 				},
 			}}
 			key := ingestKey(t)
-			i := startIngest(t, IngestOptions{Key: key, Source: src, Live: true})
+			var log testenv.Log
+			i := startIngest(t, IngestOptions{Key: key, Source: src, Live: true, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			video, audio := reader(t, i, key), reader(t, i, key+AudioSuffix)
 			next(t, video)
 			next(t, video)
@@ -252,6 +256,8 @@ func TestIngestStreamChanges(t *testing.T) {
 			require.Equal(t, c.changes, p.Flags&packetring.FlagDiscontinuity != 0)
 			require.Equal(t, c.changes, video.Generation() == 1)
 			require.Equal(t, c.to.CodecID, video.Info().CodecID)
+			require.Equal(t, c.changes, strings.Contains(log.String(), "the stream has changed"))
+			require.Contains(t, log.String(), c.told)
 			if c.changes {
 				require.Equal(t, c.to.Extradata, append([]byte(nil), video.Info().Extradata...))
 			}
