@@ -28,7 +28,7 @@ type PushOptions struct {
 	Username, Password string
 
 	WaitForKey             time.Duration // for each key at the start; 0 = not at all, negative = as long as ctx lets it
-	MinBackoff, MaxBackoff time.Duration // between two attempts; 0 = 1 s and 60 s
+	MinBackoff, MaxBackoff time.Duration // between two attempts; 0 = 1 s and 60 s. 30 times the first at least after a refused login
 	Counter                *PushCounter  // gets the counts, for others to read; may be nil
 	Logger                 *slog.Logger  // nil = slog.Default()
 }
@@ -131,10 +131,12 @@ func pushKey(ctx context.Context, o PushOptions, catalog *relayCatalog, key stri
 		if !stood {
 			what = notPushed(err)
 		}
-		log.Warn("push: "+what, "error", av.Mask(err.Error()), "again_in", wait)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		next := wait
+		if errors.Is(err, media.ErrLogin) {
+			next = max(next, loginBackoff*o.MinBackoff)
+		}
+		log.Warn("push: "+what, "error", av.Mask(err.Error()), "again_in", next)
+		if sleep(ctx, next) != nil {
 			return
 		}
 		wait = min(2*wait, o.MaxBackoff)
@@ -149,7 +151,7 @@ func notPushed(err error) string {
 	case errors.Is(err, media.ErrUnsupported):
 		return "the stream cannot be sent"
 	case errors.Is(err, media.ErrLogin):
-		return "the server refuses the login"
+		return "the server refuses the login; tried again slowly, since servers lock accounts"
 	case rtsp.Refused(err):
 		return "the server refuses the stream"
 	}

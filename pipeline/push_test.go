@@ -155,7 +155,7 @@ func TestPushRefused(t *testing.T) {
 		return nil
 	})
 	require.NotContains(t, logs.String(), "wrongword")
-	require.Contains(t, logs.String(), "push: the server refuses the login")
+	require.Regexp(t, `push: the server refuses the login.* again_in=3s\n`, logs.String(), "30 times the first pause: servers lock accounts")
 
 	// What never stood is not lost, whoever is asked.
 	for _, url := range []string{"rtsp://" + freePort(t, "tcp") + "/x", "tcp://" + freePort(t, "tcp")} {
