@@ -60,7 +60,7 @@ GPU and one PID namespace for all. Protocol 1 is protocol 2 without packets.` + 
 	f.StringVar(&policy, "policy", framering.DropOldest.String(), "towards slow readers of NEWKEY's frames: drop-oldest or strict-wait")
 	f.DurationVar(&b.AckTimeout, "ack-timeout", framering.DefaultAckTimeout, "strict-wait: drop a reader that owes an acknowledgement for so long")
 	f.IntVar(&b.Device, "device", 0, "GPU on which frames are copied")
-	f.DurationVar(&b.WaitForKey, "wait", 10*time.Second, "how long to wait for KEY to be published; negative = for ever")
+	waitFlag(f, &b.WaitForKey, 10*time.Second, "KEY, and for frames where it publishes those alone, which come after it")
 	f.BoolVar(&b.NoFollow, "no-follow", false, "end with the publisher of KEY")
 	return c
 }

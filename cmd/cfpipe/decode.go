@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -68,6 +67,7 @@ passed over up to the next keyframe; a new size or format begins a new generatio
 
 It goes on with the next publisher of KEY when one has ended (see --no-follow).` + "\n" + waitStatusHelp,
 		Example: `  cfpipe decode cam1 --key cam1-frames
+  cfpipe decode cam1 --key cam1-frames --wait -1s
   cfpipe decode cam1 --key cam1-frames --decode cuda --frame-slots 8 --policy strict-wait`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -94,7 +94,7 @@ It goes on with the next publisher of KEY when one has ended (see --no-follow).`
 	f.StringVar(&d.mode, "decode", "auto", "auto (NVDEC where it can, else the CPU), cuda or cpu")
 	d.add(f)
 	f.Uint32Var(&d.options.Protocol, "protocol", 4, "dialect of the control socket: 4, 2 or 1")
-	waitFlag(f, &d.options.WaitForKey, 10*time.Second, "KEY to be published")
+	waitFlag(f, &d.options.WaitForKey, 0, "KEY to be published")
 	f.BoolVar(&d.options.NoFollow, "no-follow", false, "end with the publisher of KEY")
 	return c
 }

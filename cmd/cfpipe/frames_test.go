@@ -117,7 +117,7 @@ func TestFramesAndSnapshotRefuse(t *testing.T) {
 	}{
 		{exitNotFound, "no publisher", []string{"frames", "nobody"}},
 		{exitNotFound, "no publisher", []string{"snapshot", "nobody", "-o", dir + "/a.jpg"}},
-		{exitNotFound, "no publisher", []string{"decode", "nobody", "--key", "x", "--wait", "0"}},
+		{exitNotFound, "no publisher", []string{"decode", "nobody", "--key", "x"}},
 		{exitUsage, "--format", []string{"frames", "nobody", "-f", "mp4"}},
 		{exitUsage, "must end in", []string{"snapshot", "nobody", "-o", dir + "/a.gif"}},
 		{exitUsage, "--key", []string{"decode", "nobody"}},
