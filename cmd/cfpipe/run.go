@@ -32,7 +32,8 @@ The file is read again at SIGHUP and when it changes: only stages whose part of 
 changes nothing. SIGINT and SIGTERM stop the cameras first; what the rings hold is recorded, and the files are finished.
 
 --check names what is wrong with the file, each with its line, warns of what is hardly meant, of folders that this user cannot
-write and of recordings of cameras that are no longer in it, and starts nothing. --schema prints the JSON Schema of the file for editors.
+write, of bounds that no disk can meet and of recordings of cameras that are no longer in it, and starts nothing. --schema prints
+the JSON Schema of the file for editors.
 
 Secrets do not stand in the file: name files (password_file) or environment variables (${NAME}).` + "\n" + exitStatusHelp,
 		Example: `  cfpipe run site.yaml --check && cfpipe run site.yaml
@@ -76,7 +77,7 @@ Secrets do not stand in the file: name files (password_file) or environment vari
 				if err := config.CheckIndex(); err != nil {
 					return siteError(err)
 				}
-				for _, w := range slices.Concat(config.Warnings(), config.Unwritable(), config.Strays(cmd.Context())) {
+				for _, w := range slices.Concat(config.Warnings(), config.Unwritable(), config.Unmet(), config.Strays(cmd.Context())) {
 					fmt.Fprintln(cmd.ErrOrStderr(), "warning: "+printable(w))
 				}
 				fmt.Fprintln(cmd.OutOrStdout(), config.Summary())

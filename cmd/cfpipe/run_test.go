@@ -140,11 +140,17 @@ func TestRunUsage(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad, []byte("cameras: {a: {sauce: 'rtsp://h/a'}}\n"), 0o600))
 	long := filepath.Join(dir, "long.yaml")
 	require.NoError(t, os.WriteFile(long, []byte("cameras:\n  a: {source: 'rtsp://h/a', events: {out: 'x/%s.mp4', pre: 5m}}\n"), 0o600))
+	doubtful := filepath.Join(dir, "doubtful.yaml")
+	require.NoError(t, os.WriteFile(doubtful, []byte("cameras: {a: {source: 'rtsp://h/a', record: {out: 'x/%{key}/%s.mp4'}}}\nretention: {free: 9000000GiB}\n"), 0o600))
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "x/old"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "x/old/1.mp4"), nil, 0o600))
 	for _, c := range []struct {
 		arg    []string
 		status int
 		say    string
 	}{
+		{[]string{"run", doubtful, "--check"}, exitDone, "warning: retention.free: the disk of " + dir + "/x/a has "},
+		{[]string{"run", doubtful, "--check"}, exitDone, "warning: " + dir + "/x holds recordings that no camera of this file makes: old (1 files, 0 MB)"},
 		{[]string{"run", long, "--check"}, exitDone, "long.yaml:2:"},
 		{[]string{"run", long, "--check"}, exitDone, "cameras.a.events.pre: 5m0s before the trigger is more than the ring holds: its 1024 slots are 41s"},
 		{[]string{"run", good, "--check"}, exitDone, "ok: 1 cameras"},

@@ -64,13 +64,13 @@ func (k *Keeper) look(ledgers []*ledger) {
 		asked.Go(func() {
 			defer l.looking.Store(false)
 			base := existing(l.dir())
-			free, err := k.free(base)
+			free, size, err := k.space(base)
 			var st syscall.Stat_t
 			serr := syscall.Stat(base, &st)
 			k.mu.Lock()
 			defer k.mu.Unlock()
-			if l.free = free; err != nil {
-				l.free = -1
+			if l.free, l.diskSize = free, size; err != nil {
+				l.free, l.diskSize = -1, 0
 			}
 			if serr == nil {
 				l.disk = k.diskOf(uint64(st.Dev)) //nolint:unconvert // its width depends on the architecture
@@ -104,13 +104,31 @@ func existing(dir string) string {
 	}
 }
 
-// freeSpace is what a user without privileges may still write.
-func freeSpace(dir string) (int64, error) {
+// space is what a user without privileges may still write into a folder, and the size of its disk.
+func space(dir string) (free, size int64, err error) {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
-		return 0, fmt.Errorf("free space of %s: %w", dir, err)
+		return 0, 0, fmt.Errorf("free space of %s: %w", dir, err)
 	}
-	return int64(s.Bavail) * s.Bsize, nil
+	return int64(s.Bavail) * s.Bsize, int64(s.Blocks) * s.Bsize, nil
+}
+
+// DiskOf returns the size in bytes and the device of the disk on which a folder lies, or will lie. It blocks as long as the disk does.
+func DiskOf(dir string) (size int64, device uint64, err error) {
+	dir = existing(dir)
+	var st syscall.Stat_t
+	if err := syscall.Stat(dir, &st); err != nil {
+		return 0, 0, fmt.Errorf("disk of %s: %w", dir, err)
+	}
+	_, size, err = space(dir)
+	return size, uint64(st.Dev), err //nolint:unconvert // its width depends on the architecture
+}
+
+// canMeet says whether a disk can have so much free space at all.
+func (k *Keeper) canMeet(l *ledger, want int64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return l.diskSize <= 0 || want <= l.diskSize
 }
 
 // freeOf is the space on the disk of a ledger, if it has answered.

@@ -50,7 +50,7 @@ type Keeper struct {
 	log       *slog.Logger
 	onRemoved func(path string)
 	// Tests have their own disk.
-	free   func(dir string) (int64, error)
+	space  func(dir string) (free, size int64, err error)
 	remove func(p *recordings.Place, path string) error
 	slept  func() time.Duration
 	begun  time.Time // when it was made: what was written before was written by a clock of then
@@ -81,7 +81,7 @@ func New(o Options) *Keeper {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Keeper{
-		log: o.Logger, onRemoved: o.Removed, free: freeSpace, remove: (*recordings.Place).Remove, slept: shm.Suspended, begun: time.Now(), disks: map[uint64]*disk{},
+		log: o.Logger, onRemoved: o.Removed, space: space, remove: (*recordings.Place).Remove, slept: shm.Suspended, begun: time.Now(), disks: map[uint64]*disk{},
 	}
 }
 

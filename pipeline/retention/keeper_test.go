@@ -24,13 +24,16 @@ type shelf struct {
 	t   *testing.T
 	dir string
 	k   *Keeper
+	log testenv.Log
 	now time.Time
 }
 
 // newShelf keeps the files of a by own bounds, those of b by none, and both by those of all.
 func newShelf(t *testing.T, pattern string, own, all Bounds) *shelf {
 	t.Helper()
-	s := &shelf{t: t, dir: t.TempDir(), k: New(Options{}), now: time.Now()}
+	s := &shelf{t: t, dir: t.TempDir()}
+	s.k = New(Options{Logger: slog.New(slog.NewTextHandler(&s.log, nil))})
+	s.now = time.Now()
 	s.configure(pattern, own, all)
 	return s
 }
@@ -140,11 +143,16 @@ func TestRetentionByFreeSpace(t *testing.T) {
 	for i := range 6 {
 		s.put(fmt.Sprintf("%c/2026-01-0%d/00.mp4", 'a'+i%2, i+1), time.Duration(60-i)*time.Hour)
 	}
-	s.k.free = func(string) (int64, error) { return 12_500 - 1000*int64(len(s.left())), nil }
+	used := func() int64 { return 1000 * int64(len(s.left())) }
+	s.k.space = func(string) (int64, int64, error) { return 9_000 - used(), 9_000, nil }
+	s.pass() // no disk of 9000 bytes has 10000 free: nothing goes for that
+	require.Len(t, s.left(), 6)
+	require.Contains(t, s.log.String(), "retention.free asks for more than the whole disk has")
+	s.k.space = func(string) (int64, int64, error) { return 12_500 - used(), 20_000, nil }
 	s.pass()
 	require.Len(t, s.left(), 2)
 	require.Equal(t, []string{"a/2026-01-05/00.mp4", "b/2026-01-06/00.mp4"}, s.left())
-	s.k.free = func(string) (int64, error) { return 0, nil }
+	s.k.space = func(string) (int64, int64, error) { return 0, 20_000, nil }
 	s.pass() // all goes, and it ends
 	require.Empty(t, s.left())
 }

@@ -55,6 +55,7 @@ type ledger struct {
 
 	disk          *disk       // nil = not known yet
 	free          int64       // on it; -1 = unknown
+	diskSize      int64       // all of it; 0 = unknown
 	looking, busy atomic.Bool // what was asked of the disk for this ledger has not been answered yet
 
 	scanned  time.Time

@@ -95,6 +95,12 @@ func (p *pass) makeRoom(ledgers []*ledger, want int64) {
 		if !known || free >= want {
 			return
 		}
+		if !p.canMeet(ledgers[0], want) { // a mistake, or the disk that is meant is not mounted: all recordings would go, and for nothing
+			if p.toldFull.due(p.now) {
+				p.log.Warn("retention.free asks for more than the whole disk has: no recording is removed for it", "folder", ledgers[0].dir(), "wanted", want)
+			}
+			return
+		}
 		if !p.drop("free", ledgers) {
 			if p.toldFull.due(p.now) {
 				p.log.Warn("the disk has less free space than retention.free asks for, and no finished recording is left to remove",

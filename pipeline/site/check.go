@@ -127,6 +127,7 @@ func (d *decoder) check(c *Config) {
 		if (r.Username == "") != (r.Password == "") {
 			d.complain("relay", "username and password belong together")
 		}
+		d.checkOpen(r)
 		if r.RTPPort > 0 && r.RTPPort%2 != 0 {
 			d.complain("relay.rtp_port", "%d: want an even port", r.RTPPort)
 		}
@@ -331,6 +332,7 @@ func (d *decoder) secret(path string, value, file *string) {
 	case len(b) > maxSecret:
 		d.complain(path+"_file", "%s is longer than %d bytes: this is no secret of one line", *file, maxSecret)
 	}
+	d.checkReaders(path, *file)
 	*value, *file = line, ""
 	d.private.values = append(d.private.values, line)
 }

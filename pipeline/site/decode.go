@@ -58,6 +58,7 @@ type decoder struct {
 	errs    []error
 
 	warnings []string
+	readable map[string]bool // files of secrets that all may read, and that are told of
 	private  private
 }
 
