@@ -22,6 +22,8 @@ const (
 	rescanFailed = 10 * time.Second
 	// tellPace is how often the log says that something stays wrong.
 	tellPace = time.Minute
+	// tellRemoved is how often it says what was removed from a set.
+	tellRemoved = 5 * time.Minute
 )
 
 // Bounds say how much is kept. The zero value bounds nothing.

@@ -138,6 +138,32 @@ func TestRetentionBySize(t *testing.T) {
 	require.Equal(t, []string{"a/2026-01-05/00.mp4", "a/2026-01-06/00.mp4", "a/2026-01-07/00.mp4", "b/2026-01-05/00.mp4", "b/2026-01-06/00.mp4"}, s.left())
 }
 
+// The log says whose files went and why: the first at once, then their sum after a while.
+func TestRetentionTellsRemoved(t *testing.T) {
+	s := newShelf(t, hourly, Bounds{Age: 9 * time.Hour}, Bounds{Size: 1 << 20})
+	put := func(n int) { s.put(fmt.Sprintf("a/2026-01-01/%02d.mp4", n), 10*time.Hour) }
+	lines := func() int { return strings.Count(s.log.String(), "oldest recordings removed") }
+	put(1)
+	s.pass()
+	require.Regexp(t, `oldest recordings removed" key=a of=record folder=\S+/rec/a files=1 bytes=1000 because=age\n`, s.log.String())
+	for i := range 5 {
+		s.now = s.now.Add(passPace)
+		s.k.Finished("record", "a", s.put(fmt.Sprintf("a/2026-01-01/%02d.mp4", 2+i), 0), 1000)
+		s.pass()
+	}
+	require.Len(t, s.left(), 5)
+	s.now = s.now.Add(10 * time.Hour)
+	s.pass()
+	require.Equal(t, 2, lines())
+	require.Contains(t, s.log.String(), "files=5 bytes=5000 because=age")
+	s.configure(hourly, Bounds{Age: 9 * time.Hour}, Bounds{Size: 500})
+	s.k.Finished("record", "b", s.put("b/2026-01-01/01.mp4", 0), 1000)
+	s.k.Finished("record", "a", s.put("a/2026-01-01/09.mp4", 0), 1000)
+	s.pass()
+	require.Contains(t, s.log.String(), "key=b of=record folder="+s.dir+"/rec/b files=1 bytes=1000 because=size")
+	require.Equal(t, 3, lines(), "of b at once, of a later")
+}
+
 func TestRetentionByFreeSpace(t *testing.T) {
 	s := newShelf(t, hourly, Bounds{}, Bounds{Free: 10_000})
 	for i := range 6 {

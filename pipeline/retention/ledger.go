@@ -66,7 +66,8 @@ type ledger struct {
 	complete bool   // oldest and aside hold all files
 	idle     idle
 	scanning bool
-	late     []file          // finished while scanning
+	late     []file // finished while scanning
+	removed  removals
 	emptied  map[string]bool // folders, of the goroutine that works on the disk
 
 	aside    map[string]file // by path: those that could not be removed

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cfpipe/cfpipe/pipeline/recordings"
@@ -15,10 +15,9 @@ import (
 // pass is one look at the bounds. What it counts may still be added to when it is over, by a disk that has not answered in time.
 type pass struct {
 	*Keeper
-	ctx          context.Context
-	now          time.Time
-	files, bytes atomic.Int64 // removed
-	failures     failures
+	ctx      context.Context
+	now      time.Time
+	failures failures
 }
 
 // pass removes what the bounds do not allow.
@@ -186,19 +185,51 @@ func (p *pass) try(l *ledger, f file, why string) {
 	p.mu.Lock()
 	l.total = max(l.total-f.size, 0)
 	l.count--
+	l.removed.add(f.size, why)
 	p.mu.Unlock()
-	p.files.Add(1)
-	p.bytes.Add(f.size)
 	if p.onRemoved != nil {
 		p.onRemoved(f.path)
 	}
 	p.log.Debug("recording removed", "path", f.path, "because", why)
 }
 
-// tell logs what the pass did: one line for all of it.
+// removals sum up what was removed from a set since the log was told.
+type removals struct {
+	files, bytes int64
+	why          []string // the bounds
+	told         time.Time
+}
+
+func (r *removals) add(bytes int64, why string) {
+	r.files++
+	r.bytes += bytes
+	if !slices.Contains(r.why, why) {
+		r.why = append(r.why, why)
+	}
+}
+
+// take returns what is to be told now: the first at once, then sums.
+func (r *removals) take(now time.Time) (sum removals, due bool) {
+	if r.files == 0 || now.Sub(r.told).Abs() < tellRemoved {
+		return sum, false
+	}
+	sum, *r = *r, removals{told: now}
+	return sum, true
+}
+
+// tell logs what was removed, a line for each set, and what could not be, one for all.
 func (p *pass) tell() {
-	if n := p.files.Load(); n > 0 {
-		p.log.Info("oldest recordings removed", "files", n, "bytes", p.bytes.Load())
+	p.mu.Lock()
+	ledgers := p.ledgers
+	p.mu.Unlock()
+	for _, l := range ledgers {
+		p.mu.Lock()
+		sum, due := l.removed.take(p.now)
+		p.mu.Unlock()
+		if due {
+			p.log.Info("oldest recordings removed", "key", l.key, "of", l.kind, "folder", l.dir(), "files", sum.files, "bytes", sum.bytes,
+				"because", strings.Join(sum.why, ", "))
+		}
 	}
 	if n, path, err := p.failures.all(); n > 0 && p.toldFailed.due(p.now) {
 		p.log.Warn("recordings cannot be removed; it is tried again", "files", n, "path", path, "error", err)
