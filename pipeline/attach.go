@@ -208,6 +208,9 @@ func (s *Subscription) lost(ctx context.Context, a *attachment) error {
 		return err
 	}
 	next, err := s.attach(ctx, a)
+	if err != nil && ctx.Err() != nil { // whether its publisher lives is not known yet
+		return ctx.Err()
+	}
 	if err == nil && next.ring == a.ring { // dropped by a living publisher
 		a.control.Close()
 		s.mu.Lock()

@@ -51,7 +51,7 @@ type interleaverOptions struct {
 
 // interleaver reads a key and, where there is one, its audio key, one packet at a time in the order of time. Each ring is the
 // queue of its track: besides the one packet of each track that waits for the other nothing is kept, so a consumer that is
-// slow loses by the ring's rules, with the loss counted.
+// slow loses by the ring's rules, with the loss counted. It loses the sound of the pictures that it lost too, see hole.
 type interleaver struct {
 	log   *slog.Logger
 	video *trackFeed
@@ -64,6 +64,7 @@ type interleaver struct {
 	timer *time.Timer
 	held  time.Time // until when the audio's packet waits behind a gap, see holds; zero = it does not
 	ended time.Time // when the context was found to have ended
+	hole  hole
 	limit time.Duration
 	grace time.Duration // holdFor, or a test's
 }
@@ -76,7 +77,7 @@ type item struct {
 	Generation int              // of the publisher
 	Info       *packetring.Info // set when the stream's description may be new
 
-	drained bool // no packet: the feed's word that its ring holds nothing more
+	drained time.Time // not zero: no packet, but the feed's word that its ring held nothing more then
 }
 
 // newInterleaver subscribes to the video, waits a moment for the audio, and starts to read. Close it.

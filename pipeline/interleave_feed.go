@@ -19,14 +19,13 @@ type trackFeed struct {
 	head    item
 	full    bool
 	err     error
-	idle    bool // the other track has waited for it in vain
 	key     int64
 	before  int64 // the key in front of a head that goes back in time behind a gap, as those of a camera that was connected again may; 0 = it does not
 	due     time.Time
 	started bool
 	lag     lagWindow
-	asked   bool // see drain
-	drained bool // its ring has held nothing more since
+	asked   bool      // see drain
+	idle    time.Time // when it had no packet to give that was to be waited for; zero = one has come since, or may
 
 	mu    sync.Mutex
 	rouse context.CancelFunc // ends run's wait for a packet
@@ -50,11 +49,16 @@ func newTrackFeed(ctx context.Context, sub *Subscription, track int) *trackFeed 
 }
 
 // quiet says that nothing need be waited for: it has a packet here, or none to give.
-func (f *trackFeed) quiet() bool { return f.full || f.drained || f.err != nil }
+func (f *trackFeed) quiet() bool { return f.full || !f.idle.IsZero() || f.err != nil }
+
+// stale says that it is quiet by a word that was true a while ago: a reader that is held up finds packets in the ring that came meanwhile.
+func (f *trackFeed) stale() bool {
+	return !f.full && f.err == nil && !f.idle.IsZero() && time.Since(f.idle) >= holdFor && f.sub.attached() != nil
+}
 
 // drain asks for everything that the ring holds, and for word when that was all.
 func (f *trackFeed) drain() {
-	if f.asked || f.drained {
+	if f.asked {
 		return
 	}
 	f.asked = true
@@ -83,12 +87,13 @@ func (f *trackFeed) packet(ctx context.Context) (packetring.Packet, error) {
 		if ctx.Err() != nil {
 			return p, ctx.Err()
 		}
+		looked := time.Now()
 		if p, ok := f.sub.tryNext(); ok {
 			return p, nil
 		}
 		f.arm(ctx)
 		select {
-		case f.ready <- item{drained: true}:
+		case f.ready <- item{drained: looked}:
 		case <-ctx.Done():
 			return p, ctx.Err()
 		}
@@ -204,7 +209,7 @@ func (f *trackFeed) accept(it item, grace time.Duration) {
 		f.before = f.key
 	}
 	now := time.Now()
-	f.head, f.full, f.idle, f.key, f.started = it, true, false, key, true
+	f.head, f.full, f.idle, f.key, f.started = it, true, time.Time{}, key, true
 	f.due = time.Unix(0, key).Add(f.lag.add(now, now.UnixNano()-key) + grace)
 }
 

@@ -20,7 +20,7 @@ func (in *interleaver) next(ctx context.Context) (item, error) {
 			return in.rest(ctx)
 		}
 		f, other := in.first()
-		if f != nil && (other == nil || other.idle || other.quiet()) {
+		if f != nil && (other == nil || other.quiet() && !other.stale()) {
 			return in.take(f), nil
 		}
 		if in.video.err != nil && !in.video.full {
@@ -33,12 +33,16 @@ func (in *interleaver) next(ctx context.Context) (item, error) {
 		switch {
 		case f != nil:
 			d := time.Until(f.due)
-			if d <= 0 {
-				other.idle = true
+			switch {
+			case other.stale(), d <= -holdFor && other.sub.attached() != nil:
+				other.drain() // this reader was held up: what it has to wait for may be in the ring
+			case d <= 0:
+				other.idle = time.Now()
 				continue
+			default:
+				in.timer.Reset(d)
+				timeout = in.timer.C
 			}
-			in.timer.Reset(d)
-			timeout = in.timer.C
 		case in.holds():
 			d := time.Until(in.held)
 			if d <= 0 {
@@ -57,7 +61,7 @@ func (in *interleaver) rest(ctx context.Context) (item, error) {
 	if in.ended.IsZero() {
 		in.ended = time.Now()
 		for _, f := range in.feeds() {
-			f.drained = false
+			f.idle = time.Time{}
 		}
 	}
 	for {
@@ -65,8 +69,10 @@ func (in *interleaver) rest(ctx context.Context) (item, error) {
 		f, other := in.first()
 		settled := true // all that the rings held is here, or was handed out
 		for _, f := range in.feeds() {
-			f.drain()
-			settled = settled && f.quiet()
+			if !f.quiet() {
+				f.drain()
+				settled = false
+			}
 		}
 		switch {
 		case left <= 0:
@@ -85,7 +91,12 @@ func (in *interleaver) rest(ctx context.Context) (item, error) {
 }
 
 // resume goes on with another context when the one before has ended.
-func (in *interleaver) resume() { in.ended = time.Time{} }
+func (in *interleaver) resume() {
+	in.ended = time.Time{}
+	for _, f := range in.feeds() {
+		f.idle = time.Time{}
+	}
+}
 
 // drainAudio waits for what the audio still has when the video has ended; it returns why the video ended when there is no more.
 func (in *interleaver) drainAudio(ctx context.Context) error {
@@ -189,14 +200,64 @@ func (in *interleaver) wait(ctx context.Context, timeout <-chan time.Time) bool 
 }
 
 func (in *interleaver) accept(f *trackFeed, it item) {
-	if it.drained {
-		f.asked, f.drained = false, true
+	if !it.drained.IsZero() {
+		f.asked = false
+		if !it.drained.Before(in.ended) {
+			f.idle = it.drained
+		}
 		return
 	}
-	f.accept(in.unix(it), in.grace)
+	last, started := f.key, f.started
 	if f == in.audio {
+		in.hole.tell(&it)
+	}
+	f.accept(in.unix(it), in.grace)
+	if f == in.video && it.Flags&packetring.FlagDiscontinuity != 0 {
+		in.hole.from, in.hole.to = 0, 0
+		if it.Lost > 0 && started {
+			in.hole.from, in.hole.to = last+int64(holdFor), f.key
+		}
+	}
+	if in.audio == nil || !in.audio.full {
+		return
+	}
+	if in.hole.has(in.audio.key) {
+		in.hole.leaveOut(in.audio.head)
+		in.audio.full = false
+		in.audio.taken <- struct{}{}
+	} else if f == in.audio {
 		in.hold()
 	}
+}
+
+// hole is a time whose pictures were lost to this reader, because their ring had moved on: the ring of the audio holds more seconds. The sound of it
+// is left out, and counts as lost too: it belongs neither to the pictures in front of the hole nor to those behind it.
+type hole struct {
+	from, to int64            // from holdFor behind the last picture to the next one
+	lost     uint64           // packets left out, and not told of yet
+	info     *packetring.Info // that came with them
+}
+
+func (h *hole) has(t int64) bool { return h.from <= t && t < h.to }
+
+func (h *hole) leaveOut(it item) {
+	h.lost += it.Lost + 1
+	if it.Info != nil {
+		h.info = it.Info
+	}
+}
+
+// tell lets the next packet of the audio say what was left out in front of it.
+func (h *hole) tell(it *item) {
+	if h.lost == 0 {
+		return
+	}
+	it.Lost += h.lost
+	it.Flags |= packetring.FlagDiscontinuity
+	if it.Info == nil {
+		it.Info = h.info
+	}
+	h.lost, h.info = 0, nil
 }
 
 // notUnix is below every Unix time in ns that a camera of this century has; publishers with another clock are anchored to the
