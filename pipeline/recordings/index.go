@@ -24,7 +24,8 @@ var (
 	// ErrNewer says that an index was made by a newer version of this program.
 	ErrNewer = errors.New("the index was made by a newer cfpipe")
 	// ErrForeign says that a file is something else.
-	ErrForeign = errors.New("this is no index of recordings: it is left alone")
+	ErrForeign = errors.New("this is no index of recordings, or its head is overwritten: it is left alone; " +
+		"if it was the index, delete it, and it is made anew from the recordings, else name another file")
 	// ErrDamaged says that an index cannot be read.
 	ErrDamaged = errors.New("the index is damaged")
 )

@@ -53,6 +53,8 @@ func TestForeignFiles(t *testing.T) {
 		_, err := OpenIndex(path)
 		require.ErrorIs(t, err, ErrForeign, name)
 		require.ErrorIs(t, CheckIndex(path), ErrForeign, name)
+		require.ErrorContains(t, err, path+": this is no index", name)
+		require.ErrorContains(t, err, "if it was the index, delete it", name)
 		_, err = Rebuild(t.Context(), path, nil, slog.New(slog.DiscardHandler), nil)
 		require.ErrorIs(t, err, ErrForeign, name)
 		names, err := os.ReadDir(dir)
