@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,12 +42,10 @@ func newDemoCommand(o *globalOptions) *cobra.Command {
 	return c
 }
 
-// demoKey names the camera of the demo.
-const demoKey = "demo"
-
 // demo is one run: the processes, what its own two readers saw, and what the recorder reported.
 type demo struct {
 	w     io.Writer
+	key   string // of its own: keys are the host's, and another demo may run
 	dir   string // runtime folder and logs
 	out   string // recordings
 	relay string // URL of the relayed camera
@@ -61,14 +60,32 @@ func runDemo(ctx context.Context, w io.Writer, o *globalOptions, d demoOptions) 
 	if err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
-	r := &demo{w: w, dir: dir, out: d.Out}
+	r := &demo{w: w, key: strings.TrimPrefix(filepath.Base(dir), "cfpipe-"), dir: dir, out: d.Out}
 	if r.out == "" {
 		r.out = filepath.Join(dir, "recordings")
 	}
-	if err := r.run(ctx, o, d.Duration); err != nil {
+	err = r.run(ctx, o, d.Duration)
+	if ctx.Err() != nil {
+		return r.interrupted(d.Out != "")
+	}
+	if err != nil {
 		return err
 	}
 	return r.report()
+}
+
+// interrupted removes what was made, but for recordings in a folder that was asked for.
+func (r *demo) interrupted(keep bool) error {
+	fmt.Fprintln(r.w, "\nInterrupted: all processes are stopped.")
+	if err := os.RemoveAll(r.dir); err != nil {
+		return fmt.Errorf("demo: %w", err)
+	}
+	if keep {
+		fmt.Fprintf(r.w, "The logs are removed (%s); the recordings stay in %s\n", r.dir, r.out)
+	} else {
+		fmt.Fprintf(r.w, "The logs and recordings are removed: %s\n", r.dir)
+	}
+	return nil
 }
 
 // run starts the processes, lets them work for d and stops them from the camera's owner downwards, so that every reader can
@@ -102,21 +119,23 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 	go camera.drain()
 	r.step("camera", camera, url+"   built in")
 
-	ingest, err := start("ingest", "ingest", url, "--key", demoKey)
+	ingest, err := start("ingest", "ingest", url, "--key", r.key)
 	if err != nil {
 		return err
 	}
 	go ingest.drain()
 	r.step("ingest", ingest, "the one connection to the camera → packet ring in /dev/shm")
-	ring, err := pipeline.Subscribe(setUp, pipeline.SubscribeOptions{
-		RuntimeDir: r.dir, Key: demoKey, Name: "demo", Start: pipeline.StartOldest, WaitForKey: 15 * time.Second, NoFollow: true,
+	published, cancel := ingest.whileRunning(setUp)
+	defer cancel()
+	ring, err := pipeline.Subscribe(published, pipeline.SubscribeOptions{
+		RuntimeDir: r.dir, Key: r.key, Name: "demo", Start: pipeline.StartOldest, WaitForKey: 15 * time.Second, NoFollow: true,
 	})
 	if err != nil {
-		return ingest.failure(err)
+		return ingest.failure(context.Cause(published))
 	}
 	defer ring.Close()
 
-	record, err := start("record", "record", demoKey, "--out", filepath.Join(r.out, "%{key}-%H%M%S.mp4"), "--segment", "5s", "--pre", "10s", "--json")
+	record, err := start("record", "record", r.key, "--out", filepath.Join(r.out, "%{key}-%H%M%S.mp4"), "--segment", "5s", "--pre", "10s", "--json")
 	if err != nil {
 		return err
 	}
@@ -124,7 +143,7 @@ func (r *demo) run(ctx context.Context, o *globalOptions, d time.Duration) (err 
 	go func() { recorded <- r.collect(record.lines) }()
 	r.step("record", record, r.out+"   fMP4, a new file every 5 s")
 
-	relay, err := start("relay", "relay", demoKey, "--listen", "127.0.0.1:0")
+	relay, err := start("relay", "relay", r.key, "--listen", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}

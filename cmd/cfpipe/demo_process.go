@@ -62,6 +62,20 @@ func (p *demoProcess) drain() {
 	}
 }
 
+// whileRunning is ctx until the process ends; its cause says so then.
+func (p *demoProcess) whileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case err := <-p.done:
+			p.done <- err
+			cancel(endedEarly(err))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
 // stop asks the process to end and waits for it; after a while it is killed, which is an error.
 func (p *demoProcess) stop() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)

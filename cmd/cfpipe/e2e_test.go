@@ -184,6 +184,31 @@ func TestDemo(t *testing.T) {
 	require.NoError(t, os.RemoveAll(left))
 }
 
+// Two demos run side by side, and one that is interrupted says what it has removed.
+func TestDemoInterrupted(t *testing.T) {
+	testenv.Watchdog(t, 2*time.Minute)
+	s := newSite(t)
+	t.Setenv("TMPDIR", t.TempDir())
+	first, second := testenv.StartCmd(t, exec.Command(s.binary, "demo")), testenv.StartCmd(t, exec.Command(s.binary, "demo", "--out", s.out))
+	for _, p := range []*testenv.Process{first, second} {
+		testenv.Eventually(t, testenv.Slow(20*time.Second), func() error {
+			if !strings.Contains(p.Stdout(), "viewer") {
+				return fmt.Errorf("does not run yet: %s%s", p.Stdout(), p.Stderr())
+			}
+			return nil
+		})
+	}
+	for _, p := range []*testenv.Process{first, second} {
+		require.NoError(t, p.Stop(t, syscall.SIGINT, 20*time.Second), p.Stderr())
+	}
+	require.Regexp(t, `logs and recordings are removed: .*/cfpipe-demo-`, first.Stdout())
+	require.Contains(t, second.Stdout(), "the recordings stay in "+s.out)
+	require.DirExists(t, s.out)
+	left, err := filepath.Glob(filepath.Join(os.TempDir(), "cfpipe-demo-*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
 // TestSignalsStopCleanly: every long-running command ends with status 0 on SIGINT and SIGTERM and leaves nothing behind.
 func TestSignalsStopCleanly(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
