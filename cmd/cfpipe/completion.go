@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cfpipe/cfpipe/framering"
+	"github.com/cfpipe/cfpipe/pipeline"
 	"github.com/cfpipe/cfpipe/pipeline/bench"
 )
 
@@ -73,11 +74,11 @@ func addCompletions(c *cobra.Command, o *globalOptions) {
 			if len(given) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return o.liveKeys(nil)
+			return o.liveKeys(func(p framering.Publication) bool { return suits(c.Name(), p) })
 		}
 	case strings.Contains(c.Use, "KEY…"):
 		c.ValidArgsFunction = func(_ *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return o.liveKeys(given)
+			return o.liveKeys(func(p framering.Publication) bool { return !slices.Contains(given, p.Key) })
 		}
 	case c.Name() == "run":
 		c.ValidArgsFunction = cobra.FixedCompletions([]string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt)
@@ -86,14 +87,25 @@ func addCompletions(c *cobra.Command, o *globalOptions) {
 	}
 }
 
-// liveKeys are the keys that are published in the runtime directory, without those that were given already.
-func (o *globalOptions) liveKeys(given []string) (keys []string, _ cobra.ShellCompDirective) {
+// suits says whether a command can do something with a key, as far as that can be seen without asking its publisher.
+func suits(command string, p framering.Publication) bool {
+	switch command {
+	case "frames", "infer":
+		return p.Err != nil || p.Header.RingSize > 0
+	case "decode", "record", "snapshot", "trigger":
+		return !strings.HasSuffix(p.Key, pipeline.AudioSuffix)
+	}
+	return true
+}
+
+// liveKeys are the keys that are published in the runtime directory and wanted.
+func (o *globalOptions) liveKeys(wanted func(framering.Publication) bool) (keys []string, _ cobra.ShellCompDirective) {
 	list, err := framering.List(o.RuntimeDir)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError | cobra.ShellCompDirectiveNoFileComp
 	}
 	for _, p := range list {
-		if p.Alive && !slices.Contains(given, p.Key) {
+		if p.Alive && wanted(p) {
 			keys = append(keys, p.Key)
 		}
 	}

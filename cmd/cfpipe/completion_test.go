@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/testenv"
 )
 
@@ -24,7 +25,12 @@ func completions(t *testing.T, line ...string) (values []string, directive strin
 
 func TestCompletion(t *testing.T) {
 	dir, key, _ := publishTestStream(t)
-	for _, command := range []string{"record", "packets", "decode", "frames", "snapshot", "infer", "inspect", "bridge", "trigger", "relay"} {
+	for _, command := range []string{"frames", "infer"} { // there are packets alone
+		values, directive := completions(t, command, "--runtime-dir", dir, "")
+		require.Empty(t, values, command)
+		require.Equal(t, ":4", directive, command)
+	}
+	for _, command := range []string{"record", "packets", "decode", "snapshot", "inspect", "bridge", "trigger", "relay"} {
 		values, directive := completions(t, command, "--runtime-dir", dir, "")
 		require.Equal(t, []string{key}, values, command)
 		require.Equal(t, ":4", directive, command)
@@ -66,6 +72,16 @@ func TestCompletion(t *testing.T) {
 	}
 	err := exec.Command(testenv.Binary(t), "completion", "tcsh").Run()
 	require.Equal(t, exitUsage, exitCode(err))
+}
+
+func TestSuits(t *testing.T) {
+	sound, packets, frames := framering.Publication{Key: "c-audio"}, framering.Publication{Key: "c"}, framering.Publication{Key: "c"}
+	frames.Header.RingSize = 4
+	for command, want := range map[string][3]bool{
+		"trigger": {false, true, true}, "record": {false, true, true}, "packets": {true, true, true}, "frames": {false, false, true}, "infer": {false, false, true},
+	} {
+		require.Equal(t, want, [3]bool{suits(command, sound), suits(command, packets), suits(command, frames)}, command)
+	}
 }
 
 // What completion offers is what the help says, and a flag whose help begins with a list of words offers them.
