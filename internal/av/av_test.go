@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/asticode/go-astiav"
 	"github.com/stretchr/testify/require"
@@ -107,6 +108,23 @@ func TestLogBridge(t *testing.T) {
 	astiav.Log(nil, astiav.LogLevelError, "%s\n", strings.Repeat("x", 100000)) // longer than any buffer
 	require.Contains(t, out.String(), "level=WARN")
 	require.Less(t, out.Len(), 8192)
+}
+
+// What keeps a connection from coming about stands in the error alone, whether the log is on or not.
+func TestOpenURLSays(t *testing.T) {
+	defer SetLogger(nil)
+	var out bytes.Buffer
+	for _, l := range []*slog.Logger{nil, slog.New(slog.NewTextHandler(&out, nil))} {
+		SetLogger(l)
+		_, err := OpenURL(context.Background(), "rtmp://127.0.0.1:1/app/secretname", time.Second)
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		require.Equal(t, "open: Connection refused", err.Error())
+		_, err = OpenURL(context.Background(), "tcp://127.0.0.1", time.Second)
+		require.ErrorContains(t, err, "(Port missing in uri)")
+	}
+	require.Empty(t, out.String())
+	astiav.Log(nil, astiav.LogLevelError, "and after it all is told\n")
+	require.Contains(t, out.String(), "told")
 }
 
 // What a muxer says is told with the key of its stream.

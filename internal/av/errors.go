@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/asticode/go-astiav"
@@ -20,9 +21,16 @@ var ErrInvalidData = errors.New("invalid data")
 type Error struct {
 	Op   string // what was tried, for people: "open", "read", "write header" …
 	Code int    // AVERROR
+	Said string // what FFmpeg told of it, a line; may be ""
 }
 
-func (e *Error) Error() string { return e.Op + ": " + Mask(astiav.Error(e.Code).Error()) }
+func (e *Error) Error() string {
+	text := astiav.Error(e.Code).Error()
+	if e.Said != "" && !strings.Contains(e.Said, text) {
+		text += " (" + e.Said + ")"
+	}
+	return e.Op + ": " + Mask(text)
+}
 
 // Unwrap gives the cause in Go's terms, so that errors.Is(err, os.ErrNotExist), io.EOF, syscall.ENOSPC, context.Canceled
 // (an interrupted call), os.ErrDeadlineExceeded, ErrInvalidData and media.ErrUnsupported work.

@@ -1,4 +1,5 @@
 #include "native.h"
+#include "url.h"
 
 #include <libavutil/channel_layout.h>
 #include <libavutil/dict.h>
@@ -14,6 +15,12 @@ static void log_callback(void *object, int level, const char *format, va_list va
     const char *name = NULL;
 
     level &= 0xff; // the bits above are a colour
+    if (level > AV_LOG_ERROR && level > av_log_get_level())
+        return;
+    if (vsnprintf(line, sizeof(line), format, values) >= (int)sizeof(line))
+        line[sizeof(line) - 2] = '\n';
+    if (cfav_keep_reason(level, line) && level < AV_LOG_VERBOSE)
+        level = AV_LOG_VERBOSE;
     if (level > av_log_get_level())
         return;
     if (object) {
@@ -21,8 +28,6 @@ static void log_callback(void *object, int level, const char *format, va_list va
         if (class)
             name = class->item_name ? class->item_name(object) : class->class_name;
     }
-    if (vsnprintf(line, sizeof(line), format, values) >= (int)sizeof(line))
-        line[sizeof(line) - 2] = '\n';
     cfavLog((uintptr_t)object, level, (char *)name, line);
 }
 

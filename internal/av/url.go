@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -36,7 +37,7 @@ func OutputProtocols() (names []string) {
 }
 
 // OpenURL connects. An open or write that takes longer than timeout fails, and when ctx ends both return at once. The URL
-// never stands in an error.
+// never stands in an error, which says what FFmpeg would have put into the log.
 func OpenURL(ctx context.Context, url string, timeout time.Duration) (*URLWriter, error) {
 	u := C.CString(url)
 	defer C.free(unsafe.Pointer(u))
@@ -45,9 +46,10 @@ func OpenURL(ctx context.Context, url string, timeout time.Duration) (*URLWriter
 	w := &URLWriter{stop: (*C.int)(C.calloc(1, C.sizeof_int))}
 	// A plain store: the protocols poll it, and every value but 0 means the same.
 	w.wake = context.AfterFunc(ctx, func() { *w.stop = 1 })
-	if ret := C.cfav_url_open(u, w.stop, t, &w.pb); ret < 0 {
+	var why [C.CFAV_REASON_SIZE]C.char
+	if ret := C.cfav_url_open(u, w.stop, t, &w.pb, &why[0]); ret < 0 {
 		w.free()
-		return nil, &Error{Op: "open", Code: int(ret)}
+		return nil, &Error{Op: "open", Code: int(ret), Said: strings.TrimSpace(C.GoString(&why[0]))}
 	}
 	return w, nil
 }
