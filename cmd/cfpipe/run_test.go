@@ -140,6 +140,8 @@ func TestRunUsage(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad, []byte("cameras: {a: {sauce: 'rtsp://h/a'}}\n"), 0o600))
 	long := filepath.Join(dir, "long.yaml")
 	require.NoError(t, os.WriteFile(long, []byte("cameras:\n  a: {source: 'rtsp://h/a', events: {out: 'x/%s.mp4', pre: 5m}}\n"), 0o600))
+	misspelt := filepath.Join(dir, "misspelt.yaml")
+	require.NoError(t, os.WriteFile(misspelt, []byte("cameras: {a: {source: 'rtsp://h/a', recordd: {out: 'x/%s.mp4'}}}\n"), 0o600))
 	doubtful := filepath.Join(dir, "doubtful.yaml")
 	require.NoError(t, os.WriteFile(doubtful, []byte("cameras: {a: {source: 'rtsp://h/a', record: {out: 'x/%{key}/%s.mp4'}}}\nretention: {free: 9000000GiB}\n"), 0o600))
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "x/old"), 0o755))
@@ -155,6 +157,7 @@ func TestRunUsage(t *testing.T) {
 		{[]string{"run", long, "--check"}, exitDone, "cameras.a.events.pre: 5m0s before the trigger is more than the ring holds: its 1024 slots are 41s"},
 		{[]string{"run", good, "--check"}, exitDone, "ok: 1 cameras"},
 		{[]string{"run", bad, "--check"}, exitUsage, "bad.yaml:1:15: cameras.a.sauce: unknown field"},
+		{[]string{"run", misspelt, "--check"}, exitUsage, "cameras.a.recordd: unknown field; did you mean record? (allowed here: enabled, "},
 		{[]string{"run", bad}, exitUsage, "unknown field"},
 		{[]string{"run", filepath.Join(dir, "none.yaml")}, exitNotFound, "no such file"},
 		{[]string{"run", dir}, exitFailed, "is a directory"},

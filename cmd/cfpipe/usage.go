@@ -10,6 +10,7 @@ import (
 
 	"github.com/cfpipe/cfpipe/framering"
 	"github.com/cfpipe/cfpipe/internal/media"
+	"github.com/cfpipe/cfpipe/internal/nearest"
 	"github.com/cfpipe/cfpipe/pipeline"
 	"github.com/cfpipe/cfpipe/pipeline/bench"
 )
@@ -133,7 +134,7 @@ func flagError(c *cobra.Command, err error) error {
 	case errors.As(err, &unknown):
 		var names []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		if near := nearest(unknown.GetSpecifiedName(), names); near != "" && len(unknown.GetSpecifiedName()) > 1 {
+		if near := nearest.Name(unknown.GetSpecifiedName(), names); near != "" && len(unknown.GetSpecifiedName()) > 1 {
 			err = fmt.Errorf("%w; did you mean --%s?", err, near)
 		}
 	}
@@ -213,46 +214,8 @@ func unknownCommand(parent *cobra.Command, name string) error {
 		}
 	}
 	hint := ""
-	if near := nearest(name, names); near != "" {
+	if near := nearest.Name(name, names); near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", parent.CommandPath()+" "+near)
 	}
 	return usageError{fmt.Errorf("unknown command %q%s (see %s --help)", name, hint, parent.CommandPath())}
-}
-
-// nearest returns the name that was probably meant, "" when none is near.
-func nearest(given string, names []string) string {
-	best, least := "", max(len(given)/3, 1)+1
-	for _, n := range names {
-		if len(given) > 2 && strings.HasPrefix(n, given) {
-			return n
-		}
-		if d := distance(given, n); d < least {
-			best, least = n, d
-		}
-	}
-	return best
-}
-
-// distance is the number of letters to insert, remove, replace or swap with their neighbour (optimal string alignment).
-func distance(a, b string) int {
-	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range last {
-		last[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		row := make([]int, len(b)+1)
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				row[j] = min(row[j], before[j-2]+1)
-			}
-		}
-		before, last = last, row
-	}
-	return last[len(b)]
 }

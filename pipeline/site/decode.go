@@ -14,6 +14,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 
+	"github.com/cfpipe/cfpipe/internal/nearest"
 	"github.com/cfpipe/cfpipe/internal/redact"
 )
 
@@ -345,7 +346,11 @@ func (d *decoder) field(v reflect.Value, e entry, path string, depth int) {
 	f, sf, ok := fieldOf(v, e.name)
 	path = join(path, e.name)
 	if !ok {
-		d.fail(e.at, path, fmt.Errorf("unknown field; allowed here: %s", strings.Join(fieldNames(v.Type()), ", ")))
+		names, hint := fieldNames(v.Type()), ""
+		if near := nearest.Name(e.name, names); near != "" {
+			hint = fmt.Sprintf("; did you mean %s?", near)
+		}
+		d.fail(e.at, path, fmt.Errorf("unknown field%s (allowed here: %s)", hint, strings.Join(names, ", ")))
 		return
 	}
 	d.at[path] = e.at

@@ -88,7 +88,7 @@ func TestLoadErrors(t *testing.T) {
 		"binary":            {"cameras: \x00", "NUL byte"},
 		"two documents":     {ok + "---\n" + ok, "more than one YAML document"},
 		"no cameras":        {"relay: {listen: ':1'}\n", "cameras: no camera"},
-		"unknown field":     {ok + "relays: {}\n", "site.yaml:2:1: relays: unknown field; allowed here: runtime_dir, group, stagger, defaults, cameras, relay, http, index, retention"},
+		"unknown field":     {ok + "relays: {}\n", "site.yaml:2:1: relays: unknown field; did you mean relay? (allowed here: runtime_dir, group, stagger, defaults, cameras, relay, http, index, retention)"},
 		"unknown nested":    {"cameras:\n  a:\n    source: rtsp://h/a\n    record: {out: x, sgment: 3s}\n", "site.yaml:4:22: cameras.a.record.sgment: unknown field"},
 		"twice":             {ok + "relay: {}\nrelay: {}\n", "site.yaml:3:1"},
 		"enum":              {"cameras: {a: {source: 'rtsp://h/a', transport: tpc}}", `cameras.a.transport: "tpc": want auto, tcp, udp or multicast`},
