@@ -29,14 +29,16 @@ func TestFileLines(t *testing.T) {
 		`"packets":500,"audio_packets":900,"lost":3,"keyframes":10,"bytes":12345,"discontinuous":true`
 	const run = `{"key":"a","path":"/v/a.mp4",` + times + `,"bytes":12345,"packets":500,"lost":3,"discontinuous":true,`
 	const rest = `"keyframes":10,"video_codec":27,"audio_codec":86018,"width":1920,"height":1080,"cause":"event: door"`
+	const described = `,"key":"a","codecs":"h264+aac","width":1920,"height":1080,"cause":"event: door"}`
+	const measured = `,"duration":20,"audio_packets":900,"codecs":"h264+aac"`
 	for _, c := range []struct {
 		line any
 		want string
 	}{
-		{newSegmentLine(whole), record + `}`},
-		{newSegmentLine(cut), record + `,"error":"the disk is full",` + event + `}`},
-		{newSiteLine(whole), run + rest + `}`},
-		{newSiteLine(cut), run + event + `,` + rest + `,"cut":true}`},
+		{newSegmentLine(whole), record + described},
+		{newSegmentLine(cut), record + `,"error":"the disk is full",` + event + described},
+		{newSiteLine(whole), run + rest + measured + `}`},
+		{newSiteLine(cut), run + event + `,` + rest + `,"cut":true` + measured + `,"error":"the disk is full"}`},
 	} {
 		got, err := json.Marshal(c.line)
 		require.NoError(t, err)
