@@ -24,10 +24,10 @@ func TestRelayByteEquality(t *testing.T) {
 		"h264-bframes-ulaw": encodeClip(t, "b.mkv", append(x264, "3", "-c:a", "pcm_mulaw", "-ar", "8000", "-ac", "1")...),
 		"h265":              encodeClip(t, "c.mkv", append(x265, "-an")...),
 	}
-	dir := t.TempDir()
+	dir, key := place(t)
 	addr := startRelay(t, RelayOptions{RuntimeDir: dir})
 	for name, clip := range clips {
-		l := publishClip(t, dir, relayKey(t)+"-"+name, clip, 0)
+		l := publishClip(t, dir, key+"-"+name, clip, 0)
 		for _, transport := range []string{"tcp", "udp"} {
 			t.Run(name+"-"+transport, func(t *testing.T) {
 				t.Parallel()
